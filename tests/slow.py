@@ -1,0 +1,72 @@
+"""The oracle: a circuit run written so plainly that it can be checked by reading. Slow, edge by edge, differentiable.
+
+Every receiver builds its own copy of the residual stream, before its norm, source by source:
+
+    x_v = base(v) + Σ_u [ a_corr(u) + M_uv (a_now(u) − a_corr(u)) ]
+
+A kept edge (M = 1) carries what its source computed in this run, a cut one (M = 0) what it computed in the corrupted
+run, and a fraction lies between. `base` is what belongs to no node and is never patched: position embeddings and the
+output biases b_o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mechrl.models.base import Model
+
+
+def slow_circuit_logits(model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor) -> Tensor:
+    """[N, V] logits at the last position of the circuit `mask` [E], bool or float, run on the clean tokens."""
+    return slow_circuit_logits_everywhere(model, clean_tokens, corrupt_tokens, mask)[:, -1]
+
+
+def slow_circuit_logits_everywhere(model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor) -> Tensor:
+    """[N, T, V] the same at every position."""
+    graph = model.graph
+    mask = mask.to(model.dtype)
+    corrupt, _ = slow_run(model, corrupt_tokens, lambda source, receiver, now: now)
+
+    def carried(source: int, receiver: int, now: Tensor) -> Tensor:
+        kept = mask[graph.edge(source, receiver)]
+        return corrupt[source] + kept * (now - corrupt[source])
+
+    return slow_run(model, clean_tokens, carried)[1]
+
+
+def slow_run(
+    model: Model, tokens: Tensor, carried: Callable[[int, int, Tensor], Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    """Activations [N, T, d] of every source and logits [N, T, V]; an edge carries `carried(source, receiver, now)`."""
+    graph, spec = model.graph, model.spec
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    base = model.embedding.new_zeros(spec.d_model) if model.position is None else model.position[positions]
+    written = [model.embedding[tokens]]  # grows in the order of the sources
+
+    def reads(receiver: int) -> Tensor:
+        """The normalised stream as this receiver sees it."""
+        stream = base.expand_as(written[0])
+        for source in range(int(graph.n_readable[receiver])):
+            stream = stream + carried(source, receiver, written[source])
+        return model.normalise(stream)
+
+    future = positions[:, None] < positions[None, :]
+    for layer in range(spec.n_layers):
+        attention = model.attention[layer]
+        heads = []
+        for h in range(spec.n_heads):
+            g = h // (spec.n_heads // spec.n_kv_heads)  # the KV head that serves this head
+            q = reads(graph.receiver(layer, "q", h)) @ attention.W_q[h] + attention.b_q[h]
+            k = reads(graph.receiver(layer, "k", g)) @ attention.W_k[g] + attention.b_k[g]
+            v = reads(graph.receiver(layer, "v", g)) @ attention.W_v[g] + attention.b_v[g]
+            scores = model.rotate(q, positions) @ model.rotate(k, positions).mT * attention.scale
+            pattern = scores.masked_fill(future, float("-inf")).softmax(-1)
+            heads.append(pattern @ v @ attention.W_o[h])
+        written += heads
+        base = base + attention.b_o
+        written.append(model.mlp[layer](reads(graph.receiver(layer, "mlp"))))
+    assert len(written) == graph.n_sources
+    return written, model.unembed(reads(graph.logits))
