@@ -1,0 +1,5 @@
+"""The one exception users meet: a single line that says what is wrong and what to do about it."""
+
+
+class MechRLError(Exception):
+    """Bad input or an impossible request. The command line prints the message and nothing else."""

@@ -1,0 +1,214 @@
+"""A language model as components: what each node computes from its own copy of the residual stream.
+
+Two things are the same for every architecture here and are done once, in this file. Norm gains and shifts are folded into the
+weights that read the normalised stream, W(γ·x̂ + β) + b = (Wγ)x̂ + (Wβ + b), so a norm is parameter-free and may be shared by
+all receivers of a layer. And q, k, v and the output projection are kept head by head, because a head is a node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+from torch import Tensor
+
+from mechrl.errors import MechRLError
+from mechrl.graph import Graph
+
+if TYPE_CHECKING:
+    from mechrl.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape of a model; everything the graph and the engine need to know about it."""
+
+    architecture: Literal["gpt2", "llama"]
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    vocab_size: int
+    n_ctx: int
+    norm: Literal["layer", "rms"]  # LayerNorm centres, RMSNorm does not
+    eps: float
+
+    @property
+    def graph(self) -> Graph:
+        return Graph(self.n_layers, self.n_heads, self.n_kv_heads)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's heads. Readers carry the folded norm. H heads, G KV heads, d model width, e head width."""
+
+    W_q: Tensor  # [H, d, e]
+    W_k: Tensor  # [G, d, e]
+    W_v: Tensor  # [G, d, e]
+    b_q: Tensor  # [H, e]
+    b_k: Tensor  # [G, e]
+    b_v: Tensor  # [G, e]
+    W_o: Tensor  # [H, e, d]
+    b_o: Tensor  # [d]; belongs to no node
+    scale: float  # of q·k
+
+
+@dataclass(frozen=True)
+class MLP:
+    """One layer's MLP with the norm folded in. `W_gate` is None for a plain (ungated) MLP."""
+
+    W_in: Tensor  # [d, m]
+    b_in: Tensor  # [m]
+    W_gate: Tensor | None  # [d, m]
+    b_gate: Tensor | None  # [m]
+    W_out: Tensor  # [m, d]
+    b_out: Tensor  # [d]
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The MLP's output, bias included, from the normalised stream [..., d]."""
+        flat = x.reshape(-1, x.shape[-1])
+        hidden = torch.addmm(self.b_in, flat, self.W_in)
+        act = _ACTIVATIONS[self.activation]
+        if self.W_gate is None or self.b_gate is None:
+            hidden = act(hidden)
+        else:
+            hidden = act(torch.addmm(self.b_gate, flat, self.W_gate)) * hidden
+        return torch.addmm(self.b_out, hidden, self.W_out).reshape(x.shape)
+
+
+_ACTIVATIONS = {
+    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu": torch.nn.functional.gelu,
+    "relu": torch.nn.functional.relu,
+    "silu": torch.nn.functional.silu,
+    "swish": torch.nn.functional.silu,
+}
+
+
+def check_activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise MechRLError(f"activation {name!r} is not supported; known: {', '.join(sorted(_ACTIVATIONS))}")
+    return name
+
+
+@dataclass(frozen=True)
+class Model:
+    """A frozen language model. Use `mechrl.models.load_model` to get one.
+
+    `embedding` is the token embedding (the input node), `position` the learned position embedding (no node; None with rotary
+    positions), `inverse_frequency` the rotary one. The last norm's gain and shift stay explicit: only one position is unembedded.
+    """
+
+    name: str
+    spec: Spec
+    embedding: Tensor  # [V, d]
+    position: Tensor | None  # [n_ctx, d]
+    inverse_frequency: Tensor | None  # [e / 2]
+    rotary_scale: float
+    attention: tuple[Attention, ...]
+    mlp: tuple[MLP, ...]
+    final_gain: Tensor  # [d]
+    final_shift: Tensor  # [d]
+    unembedding: Tensor  # [V, d]
+    checksum: str = ""  # sha256 over the weights as loaded
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.spec.graph
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """A copy on another device or in another precision."""
+
+        def move(value):
+            if isinstance(value, Tensor):
+                return value.to(device=device, dtype=dtype)
+            if isinstance(value, tuple):
+                return tuple(move(v) for v in value)
+            if isinstance(value, Attention | MLP):
+                return replace(value, **{f.name: move(getattr(value, f.name)) for f in fields(value)})
+            return value
+
+        return replace(self, **{f.name: move(getattr(self, f.name)) for f in fields(self)})
+
+    # ---- what the components compute --------------------------------------------------------------------------------
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """The parameter-free norm of the residual stream, x̂."""
+        if self.spec.norm == "layer":
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.spec.eps)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.spec.eps)
+
+    def rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        """Rotary positions on q or k [..., e]; `position` broadcasts against x's leading dimensions. Identity without them."""
+        if self.inverse_frequency is None:
+            return x
+        angle = position[..., None].to(self.inverse_frequency.dtype) * self.inverse_frequency
+        cos, sin = (angle.cos() * self.rotary_scale, angle.sin() * self.rotary_scale)
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        """Logits from the normalised last residual stream."""
+        return torch.nn.functional.linear(x * self.final_gain + self.final_shift, self.unembedding)
+
+
+def fold(weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Folds a norm into the linear map [d, n] that reads it: returns (weight·γ, weight·β + bias)."""
+    folded_bias = torch.zeros(weight.shape[1], dtype=weight.dtype) if bias is None else bias
+    if shift is not None:
+        folded_bias = folded_bias + shift @ weight
+    return (gain[:, None] * weight).contiguous(), folded_bias.contiguous()
+
+
+def by_head(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Splits [d, n·e] into [n, d, e] and [n·e] into [n, e]."""
+    d = weight.shape[0]
+    return weight.reshape(d, n, -1).transpose(0, 1).contiguous(), bias.reshape(n, -1).contiguous()
+
+
+class Weights:
+    """The tensors of a checkpoint, taken one by one with their shape checked; what is missing or misshapen is named."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        self._tensors, self._where = tensors, where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._tensors
+
+    def get(self, key: str, *shape: int) -> Tensor:
+        if key not in self._tensors:
+            raise MechRLError(f"{self._where}: weight {key!r} is missing; the checkpoint is incomplete or of another architecture")
+        tensor = self._tensors[key]
+        if tuple(tensor.shape) != shape:
+            raise MechRLError(f"{self._where}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {shape}")
+        # half precision is widened before the norms are folded in; a float64 checkpoint stays exact (tests rely on it)
+        return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
+
+    def optional(self, key: str, *shape: int) -> Tensor | None:
+        return self.get(key, *shape) if key in self else None
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and float32 values, in name order: the same weights give the same sum wherever they came from."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        tensor = tensors[key].to(torch.float32).contiguous()
+        digest.update(f"{key}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
