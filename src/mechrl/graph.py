@@ -96,6 +96,12 @@ class Graph:
         """[E] source of every edge."""
         return np.arange(self.n_edges) - self.receiver_start[self.edge_receiver]
 
+    @cached_property
+    def edge_stage(self) -> np.ndarray:
+        """[E] when an edge is read: 2l for the attention of layer l, 2l + 1 for its MLP, 2L for the logits."""
+        layer, place = np.divmod(self.edge_receiver, self.receivers_per_layer)
+        return (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
+
     def edge(self, source: int, receiver: int) -> int:
         return int(self.receiver_start[receiver]) + source
 
@@ -173,9 +179,8 @@ class Graph:
         return pruned.reshape(np.shape(masks))
 
     def prune_edges(self, circuit: np.ndarray, edge: np.ndarray, n_circuits: int) -> np.ndarray:
-        """`prune` on a list of kept edges (circuit, edge), sorted by neither: which of them live, [n] bool."""
-        source, receiver = self.edge_source[edge], self.edge_receiver[edge]
-        stage = 2 * (receiver // self.receivers_per_layer) + (receiver % self.receivers_per_layer == self.receivers_per_layer - 1)
+        """`prune` on a list of kept edges (circuit, edge), in any order: which of them live, [n] bool."""
+        source, receiver, stage = self.edge_source[edge], self.edge_receiver[edge], self.edge_stage[edge]
         order = np.argsort(stage, kind="stable")
         bounds = np.searchsorted(stage[order], np.arange(2 * self.n_layers + 2))
         stages = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]

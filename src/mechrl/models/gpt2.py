@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mechrl.errors import MechRLError
 from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, check_activation, checksum, fold
 
 
@@ -23,6 +24,8 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     }
     w = Weights(tensors, name)
     d, H, n_ctx, V = config.n_embd, config.n_head, config.n_positions, config.vocab_size
+    if d % H:
+        raise MechRLError(f"{name}: the config's n_embd {d} is not a multiple of its n_head {H}")
     e, m = d // H, config.n_inner or 4 * config.n_embd
     spec = Spec("gpt2", config.n_layer, H, H, d, e, m, V, n_ctx, "layer", config.layer_norm_epsilon)
 

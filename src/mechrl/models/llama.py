@@ -68,8 +68,12 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
 
 def rotary(config: Any) -> tuple[Tensor, float]:
     """Inverse frequencies [e / 2] and the factor on cos and sin, as `transformers` computes them (scaled variants included)."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    kind = config.rope_parameters["rope_type"]
+    if kind not in ("default", *ROPE_INIT_FUNCTIONS):
+        raise MechRLError(f"rotary positions of the kind {kind!r} are not supported")
     embedding = LlamaRotaryEmbedding(config)
     if embedding.rope_type == "dynamic":
         raise MechRLError("dynamic rotary scaling is not supported: it depends on the prompt's length")

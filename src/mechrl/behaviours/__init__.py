@@ -1,0 +1,123 @@
+"""Behaviours: the paper's nineteen, wordings of them that other models exhibit, induction, and the user's own from a file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+
+from mechrl.behaviours import (
+    acronyms,
+    country_capital,
+    docstring,
+    gendered_pronoun,
+    greater_than,
+    induction,
+    ioi,
+    multiple_choice,
+    subject_verb,
+    syllogism,
+)
+from mechrl.behaviours.base import (
+    DISCOVERY_SEED,
+    PARTS,
+    TEST_SEED,
+    VALIDATION_SEED,
+    Behaviour,
+    Known,
+    Pairs,
+    Part,
+    Split,
+    accuracy,
+    metric_value,
+)
+from mechrl.behaviours.custom import SUFFIXES, load_behaviour
+from mechrl.errors import MechRLError
+
+__all__ = [
+    "DISCOVERY_SEED",
+    "PARTS",
+    "TEST_SEED",
+    "VALIDATION_SEED",
+    "Behaviour",
+    "Known",
+    "Pairs",
+    "Part",
+    "accuracy",
+    "behaviours",
+    "get_behaviour",
+    "load_behaviour",
+    "metric_value",
+    "words",
+]
+
+_FAMILIES = (
+    ioi,
+    greater_than,
+    docstring,
+    gendered_pronoun,
+    subject_verb,
+    acronyms,
+    syllogism,
+    country_capital,
+    multiple_choice,
+    induction,
+)
+# In the order of the paper's table; the wordings and induction, which it does not have, come last.
+_ALL = tuple(
+    behaviour
+    for split in ("train", "held-out", "extra")
+    for family in _FAMILIES
+    for behaviour in family.BEHAVIOURS
+    if behaviour.split == split
+)
+
+
+def behaviours(split: Split | None = None) -> tuple[Behaviour, ...]:
+    """All built-in behaviours, or those of a split."""
+    return tuple(behaviour for behaviour in _ALL if split in (None, behaviour.split))
+
+
+def get_behaviour(name_or_path: str | Path) -> Behaviour:
+    """A built-in behaviour by its name, or one of the user's own by the path of its file."""
+    for behaviour in _ALL:
+        if behaviour.name == name_or_path:
+            return behaviour
+    path = Path(name_or_path)
+    if path.suffix.lower() in SUFFIXES or path.exists():
+        return load_behaviour(path)
+    close = difflib.get_close_matches(str(name_or_path), [behaviour.name for behaviour in _ALL], n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(b.name for b in _ALL)}"
+    raise MechRLError(f"unknown behaviour {str(name_or_path)!r}: {hint} A path must end in {' or '.join(SUFFIXES)}")
+
+
+class _Listener:
+    """A tokenizer that knows every word and remembers which it heard."""
+
+    bos = None
+
+    def __init__(self, split: Callable[[str], list[str]]) -> None:
+        self.split = split
+        self.heard: dict[str, int] = {}
+        self.backend = Backend(WordLevel({}, unk_token="<unk>"))
+
+    def encode(self, text: str) -> list[int]:
+        return [self.heard.setdefault(word, len(self.heard)) for word in self.split(text)]
+
+    prompt = encode
+
+    def single(self, text: str) -> int | None:
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else None
+
+
+def words(split: Callable[[str], list[str]]) -> list[str]:
+    """Every token that the built-in behaviours use, for a word-level tokenizer that splits text so, templates and fillers alike."""
+    listener = _Listener(split)
+    for behaviour in _ALL:
+        for part in PARTS:
+            behaviour.pairs(listener, 200, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
+    return sorted(listener.heard)

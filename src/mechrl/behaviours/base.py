@@ -1,0 +1,306 @@
+"""What a behaviour is: pairs of a clean and a corrupted prompt, right answers and foils, and a measure of success.
+
+A behaviour's pairs come in three parts, `discovery`, `validation` and `test`, that share nothing: every key of a pair (by default
+both of its prompts) is hashed into exactly one part, and a pair belongs to a part only if all its keys do. A seed merely picks
+within a part, so no seed, and no number of pairs, can leak a pair from one part into another.
+
+The prediction is made at the last token of a prompt. Every measure is oriented so that higher means more of the behaviour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from mechrl.errors import MechRLError
+from mechrl.models.tokenizer import Tokenizer
+
+Part = Literal["discovery", "validation", "test"]
+Split = Literal["train", "held-out", "extra"]
+Metric = Literal["logit-difference", "probability-difference", "kl"]
+
+PARTS: tuple[Part, ...] = get_args(Part)
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+# These two stand for their parts. Every other seed draws from the discovery part unless `part` is given: a loop over seeds
+# 0, 1, 2, … must never wander into the test pairs, hence numbers that no loop reaches.
+DISCOVERY_SEED = 0
+VALIDATION_SEED = 1_000_001
+TEST_SEED = 1_000_002
+_PART_OF_SEED: dict[int, Part] = {VALIDATION_SEED: "validation", TEST_SEED: "test"}
+
+# Drawing stops when this many draws in a row brought nothing new: the template has no more pairs to give.
+_FRUITLESS = 3000
+
+
+@dataclass(frozen=True)
+class Known:
+    """A component that people found for a behaviour, named as in the graph: `a9.h6` or `m8`."""
+
+    component: str
+    role: str
+    source: str
+    confidence: Literal["high", "medium", "low"]
+
+
+def known(role: str, source: str, confidence: Literal["high", "medium", "low"], components: str) -> tuple[Known, ...]:
+    """`known(…, "9.6 10.0 m8")`: heads as layer.head, MLPs as m and the layer."""
+    names = [c if c.startswith("m") else "a{}.h{}".format(*c.split(".")) for c in components.split()]
+    return tuple(Known(name, role, source, confidence) for name in names)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair as text."""
+
+    clean: str
+    corrupt: str
+    answers: tuple[str, ...]
+    foils: tuple[str, ...]
+    keys: tuple[str, ...] = ()  # what no two parts may share; by default both prompts
+    where: str = ""  # the line of the file it was written on; empty if drawn from a template
+    part: Part | None = None  # fixed by the writer, or by the hash of the keys
+
+    def belongs_to(self, part: Part) -> bool:
+        if self.part is not None:
+            return self.part == part
+        return all(part_of(key) == part for key in self.keys or (self.clean, self.corrupt))
+
+
+def part_of(key: str) -> Part:
+    """The part a key belongs to, now and on every machine."""
+    return PARTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % len(PARTS)]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs as token ids, `bos` included. `clean[i]` and `corrupt[i]` are equally long; different pairs need not be."""
+
+    clean: tuple[tuple[int, ...], ...]
+    corrupt: tuple[tuple[int, ...], ...]
+    answers: tuple[tuple[int, ...], ...]
+    foils: tuple[tuple[int, ...], ...]
+    texts: tuple[tuple[str, str], ...]
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def take(self, indices: Iterable[int]) -> Pairs:
+        """Some of the pairs, in the order given."""
+        indices = tuple(indices)
+        columns = (self.clean, self.corrupt, self.answers, self.foils, self.texts)
+        return Pairs(*(tuple(column[i] for i in indices) for column in columns))  # type: ignore[arg-type]
+
+
+class Unbuildable(Exception):
+    """A template's demand that the tokenizer cannot meet; `Behaviour.pairs` adds the behaviour's name."""
+
+
+class Lexicon:
+    """What a tokenizer makes of the words that fill a template. A word it does not know is a word that is not there."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.unk: int | None = tokenizer.backend.token_to_id("<unk>")
+        self._ids: dict[str, int | None] = {}
+        self._single: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def known(self, ids: Sequence[int]) -> bool:
+        return self.unk is None or self.unk not in ids
+
+    def id(self, text: str) -> int | None:
+        """The id of `text` if it is exactly one token that the tokenizer knows."""
+        if text not in self._ids:
+            token = self.tokenizer.single(text)
+            self._ids[text] = None if token == self.unk else token
+        return self._ids[text]
+
+    def continues(self, text: str, token: str) -> bool:
+        """Whether `token` is what the tokenizer itself writes after `text`: if FRB is F and RB, it never writes B after FR."""
+        return self.id(token) is not None and self.tokenizer.encode(text + token) == [*self.tokenizer.encode(text), self.id(token)]
+
+    def single(self, words: tuple[str, ...], what: str, at_least: int = 2) -> tuple[str, ...]:
+        """Those of `words` that are one token after a space."""
+        if words not in self._single:
+            self._single[words] = tuple(word for word in words if self.id(f" {word}") is not None)
+        found = self._single[words]
+        if len(found) < at_least:
+            raise Unbuildable(f"it has {len(found)} single-token {what}, {at_least} are needed")
+        return found
+
+
+Draw = Callable[[Lexicon, Random], Row]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Something a language model does. `source` is a template that draws a random row, or rows that somebody wrote."""
+
+    name: str
+    family: str
+    split: Split
+    metric: Metric
+    description: str
+    source: Draw | tuple[Row, ...]
+    known: tuple[Known, ...] = ()
+    known_model: str = "gpt2"  # the model in which `known` was found
+
+    @classmethod
+    def from_pairs(
+        cls,
+        name: str,
+        rows: Sequence[Mapping[str, object]],
+        metric: Metric = "logit-difference",
+        description: str = "written by the user",
+    ) -> Self:
+        """A behaviour from rows with `clean`, `corrupt`, `answer` and `foil` (a text or several), optionally `part`."""
+        from mechrl.behaviours.custom import read_rows  # reads rows into what is defined here
+
+        source, metric = read_rows([(f"{name}, row {i}", row) for i, row in enumerate(rows, 1)], name, metric)
+        return cls(name, "custom", "extra", metric, description, source)
+
+    def pairs(
+        self,
+        tokenizer: Tokenizer,
+        n: int = 20,
+        seed: int = DISCOVERY_SEED,
+        part: Part | None = None,
+        n_ctx: int | None = None,
+    ) -> Pairs:
+        """At most `n` distinct pairs of a part for this tokenizer; fewer only where the part has no more to give.
+
+        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`, any other: discovery) unless `part` names it. As long as
+        possible every pair has a clean prompt of its own. `n_ctx` is the longest prompt the model takes.
+        """
+        if n < 1:
+            raise MechRLError(f"behaviour {self.name!r}: the number of pairs must be at least 1, not {n}")
+        part = part or _PART_OF_SEED.get(seed, "discovery")
+        rng = Random(f"{self.name} {seed}")
+        lexicon = Lexicon(tokenizer)
+        try:
+            pairs = (self._written if isinstance(self.source, tuple) else self._drawn)(lexicon, rng, part, n_ctx, n)
+        except Unbuildable as reason:
+            raise MechRLError(f"behaviour {self.name!r} cannot be built for this tokenizer: {reason}") from None
+        return Pairs(*zip(*pairs, strict=True))
+
+    def _drawn(self, lexicon: Lexicon, rng: Random, part: Part, n_ctx: int | None, n: int) -> list[_Encoded]:
+        assert not isinstance(self.source, tuple)
+        pairs: dict[tuple[str, str], _Encoded] = {}
+        problems: Counter[str] = Counter()
+        for repeat_clean in (False, True):
+            clean_seen = {clean for clean, _ in pairs}
+            fruitless = 0
+            while len(pairs) < n and fruitless < _FRUITLESS:
+                fruitless += 1
+                row = self.source(lexicon, rng)
+                texts = (row.clean, row.corrupt)
+                if texts in pairs or (row.clean in clean_seen and not repeat_clean) or not row.belongs_to(part):
+                    continue
+                encoded = _encode(row, lexicon, n_ctx)
+                if isinstance(encoded, str):
+                    problems[encoded] += 1
+                    continue
+                pairs[texts] = encoded
+                clean_seen.add(row.clean)
+                fruitless = 0
+        if not pairs:
+            raise Unbuildable(problems.most_common(1)[0][0] if problems else f"the template has no {part} pairs")
+        return list(pairs.values())
+
+    def _written(self, lexicon: Lexicon, rng: Random, part: Part, n_ctx: int | None, n: int) -> list[_Encoded]:
+        assert isinstance(self.source, tuple)
+        mine: list[_Encoded] = []
+        for row in self.source:  # all rows are checked, whatever part was asked for: a broken file is broken
+            encoded = _encode(row, lexicon, n_ctx)
+            if isinstance(encoded, str):
+                raise MechRLError(f"{row.where}: {encoded}")
+            if row.belongs_to(part):
+                mine.append(encoded)
+        if not mine:
+            raise MechRLError(
+                f"behaviour {self.name!r} has no {part} pairs: give it at least four rows with different prompts, or a 'part' field"
+            )
+        return rng.sample(mine, min(n, len(mine)))
+
+
+_Ids = tuple[int, ...]
+_Encoded = tuple[_Ids, _Ids, _Ids, _Ids, tuple[str, str]]
+
+
+def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
+    """The columns of `Pairs` for one row, or what is wrong with it."""
+    tokenizer = lexicon.tokenizer
+    clean, corrupt = tokenizer.prompt(row.clean), tokenizer.prompt(row.corrupt)
+    if clean == corrupt:
+        return "the clean and the corrupted prompt are identical"
+    if len(clean) != len(corrupt):
+        return f"the clean prompt has {len(clean)} tokens and the corrupted one {len(corrupt)}; they must be equally long"
+    if n_ctx is not None and len(clean) > n_ctx:
+        return f"the prompt has {len(clean)} tokens, the model's context is {n_ctx}"
+    if not lexicon.known(clean) or not lexicon.known(corrupt):
+        return "the prompt has words that the tokenizer does not know"
+    ids: list[_Ids] = []
+    for kind, texts in (("answer", row.answers), ("foil", row.foils)):
+        for text in texts:
+            if lexicon.id(text) is None:
+                hint = "; with a space before it, it is one" if lexicon.id(f" {text}") is not None else ""
+                return f"the {kind} {text!r} is not a single token{hint}"
+        ids.append(tuple(dict.fromkeys(tokenizer.encode(text)[0] for text in texts)))
+    answers, foils = ids
+    if set(answers) & set(foils):
+        return "an answer is also a foil"
+    return tuple(clean), tuple(corrupt), answers, foils, (row.clean, row.corrupt)
+
+
+# ---- success measures -----------------------------------------------------------------------------------------------
+
+
+def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Tensor | None = None) -> Tensor:
+    """How much of the behaviour the model shows, pair by pair: [..., B, V] logits at the last position to [..., B].
+
+    logit-difference        mean logit of the answers − mean logit of the foils
+    probability-difference  probability of all answers − probability of all foils
+    kl                      −KL(clean ‖ now), zero for the clean run itself; needs `clean_logits` [B, V]
+    """
+    if metric == "kl":
+        if clean_logits is None:
+            raise ValueError("the metric 'kl' compares with the clean run: pass clean_logits")
+        clean, now = clean_logits.log_softmax(-1), logits.log_softmax(-1)
+        return -(clean.exp() * (clean - now)).sum(-1)
+    values = logits if metric == "logit-difference" else logits.softmax(-1)
+    answers, in_answers = _gather(values, pairs.answers)
+    foils, in_foils = _gather(values, pairs.foils)
+    right, wrong = (answers * in_answers).sum(-1), (foils * in_foils).sum(-1)
+    if metric == "logit-difference":
+        return right / in_answers.sum(-1) - wrong / in_foils.sum(-1)
+    return right - wrong
+
+
+def accuracy(logits: Tensor, pairs: Pairs, metric: Metric = "logit-difference") -> Tensor:
+    """The fraction of pairs answered rightly, [..., B, V] to [...].
+
+    Right is: the best answer beats every foil; for a probability difference: the answers together beat the foils together.
+    """
+    if metric == "probability-difference":
+        right = metric_value(metric, logits, pairs) > 0
+    else:
+        answers, in_answers = _gather(logits, pairs.answers)
+        foils, in_foils = _gather(logits, pairs.foils)
+        best_answer = answers.masked_fill(~in_answers, -torch.inf).amax(-1)
+        right = best_answer > foils.masked_fill(~in_foils, -torch.inf).amax(-1)
+    return right.float().mean(-1)
+
+
+def _gather(values: Tensor, ids: tuple[_Ids, ...]) -> tuple[Tensor, Tensor]:
+    """[..., B, V] values of each pair's ids, [..., B, K], and which of the K are not padding, [B, K]."""
+    width = max(len(row) for row in ids)
+    index = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in ids], device=values.device)
+    real = torch.arange(width, device=values.device) < torch.tensor([[len(row)] for row in ids], device=values.device)
+    return values.gather(-1, index.expand(*values.shape[:-1], width)), real

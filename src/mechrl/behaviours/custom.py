@@ -1,0 +1,145 @@
+"""Behaviours from a file: JSONL (one object a line) or CSV (with a header), with `clean`, `corrupt`, `answer` and `foil`.
+
+Answers and foils are tokens as the model would write them, so most begin with a space (" Mary"). Several are a list in JSONL and
+separated by `|` in CSV. Optional: `metric` (the same in every row) and `part` (in every row or in none).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
+from mechrl.errors import MechRLError
+
+SUFFIXES = (".jsonl", ".csv")
+FIELDS = ("clean", "corrupt", "answer", "foil")
+# Half of the rows are for discovery; even a file of four has some of each part, and one of two has a test pair.
+_DEAL: tuple[Part, ...] = ("discovery", "test", "discovery", "validation")
+
+
+def load_behaviour(path: str | Path) -> Behaviour:
+    """The behaviour that a JSONL or CSV file describes; it is named after the file."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise MechRLError(f"{path}: a behaviour's file ends in {' or '.join(SUFFIXES)}")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise MechRLError(f"{path}: no such file") from None
+    except OSError as exc:
+        raise MechRLError(f"{path}: cannot be read: {exc.strerror}") from None
+    except UnicodeDecodeError as exc:
+        line = exc.object[: exc.start].count(b"\n") + 1
+        raise MechRLError(f"{path}, line {line}: not UTF-8 text") from None
+    rows = (_from_csv if path.suffix.lower() == ".csv" else _from_jsonl)(path, text)
+    source, metric = read_rows(rows, str(path), "logit-difference")
+    return Behaviour(path.stem, "custom", "extra", metric, f"from {path.name}", source)
+
+
+def _from_jsonl(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
+    rows: list[tuple[str, Mapping[str, object]]] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as exc:
+            raise MechRLError(f"{where}: not JSON: {getattr(exc, 'msg', 'nested too deeply')}") from None
+        if not isinstance(row, dict):
+            raise MechRLError(f"{where}: a JSON object with {', '.join(FIELDS)} is expected")
+        rows.append((where, row))
+    return rows
+
+
+def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows: list[tuple[str, Mapping[str, object]]] = []
+    try:
+        for record in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in record:
+                raise MechRLError(f"{where}: more values than the header has fields; put quotes around a text with a comma")
+            row: dict[str, object] = {field: value for field, value in record.items() if value}
+            for field in ("answer", "foil"):
+                if field in row:
+                    row[field] = str(row[field]).split("|")
+            rows.append((where, row))
+    except csv.Error as exc:
+        raise MechRLError(f"{path}, line {reader.line_num}: not CSV: {exc}") from None
+    return rows
+
+
+def read_rows(
+    rows: Sequence[tuple[str, Mapping[str, object]]], name: str, metric: Metric
+) -> tuple[tuple[Row, ...], Metric]:
+    """Checks what can be checked without a tokenizer; the rest is checked when `pairs` are asked for."""
+    if not rows:
+        raise MechRLError(f"{name}: no rows; each needs {', '.join(FIELDS)}")
+    metrics: dict[object, str] = {}
+    read: list[Row] = []
+    seen: dict[tuple[str, str], str] = {}
+    for where, fields in rows:
+        row = _read_row(where, fields)
+        if (first := seen.setdefault((row.clean, row.corrupt), where)) != where:
+            raise MechRLError(f"{where}: the same pair of prompts as in {first}")
+        if (row.part is None) != (read[0].part is None if read else row.part is None):
+            raise MechRLError(f"{where}: either every row has a 'part' or none")
+        metrics.setdefault(fields.get("metric", metric), where)
+        read.append(row)
+    if len(metrics) > 1:
+        raise MechRLError(f"{list(metrics.values())[1]}: another metric than in {next(iter(metrics.values()))}")
+    (chosen,) = metrics
+    for known in METRICS:
+        if chosen == known:
+            return (tuple(read) if read[0].part else _deal(read)), known
+    raise MechRLError(f"{metrics[chosen]}: unknown metric {chosen!r}; there are {', '.join(METRICS)}")
+
+
+def _read_row(where: str, fields: Mapping[str, object]) -> Row:
+    missing = [field for field in FIELDS if fields.get(field) in (None, "", [])]
+    if missing:
+        raise MechRLError(f"{where}: {missing[0]!r} is missing")
+    clean, corrupt = (_texts(where, field, fields[field]) for field in ("clean", "corrupt"))
+    answers, foils = (_texts(where, field, fields[field]) for field in ("answer", "foil"))
+    if len(clean) > 1 or len(corrupt) > 1:
+        raise MechRLError(f"{where}: 'clean' and 'corrupt' are one text each")
+    if clean == corrupt:
+        raise MechRLError(f"{where}: the clean and the corrupted prompt are identical")
+    both = set(answers) & set(foils)
+    if both:
+        raise MechRLError(f"{where}: {min(both)!r} is an answer and a foil")
+    part = fields.get("part")
+    if part is not None and part not in PARTS:
+        raise MechRLError(f"{where}: unknown part {part!r}; there are {', '.join(PARTS)}")
+    return Row(clean[0], corrupt[0], answers, foils, where=where, part=next((p for p in PARTS if p == part), None))
+
+
+def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
+    texts = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise MechRLError(f"{where}: {field!r} must be text, not {json.dumps(value, default=str)}")
+    return tuple(texts)
+
+
+def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Gives every row a part. Rows that share a prompt go together, so that no part knows a prompt of another."""
+    group: dict[str, str] = {}  # prompt -> a prompt that stands for its group
+
+    def stands_for(prompt: str) -> str:
+        while group.setdefault(prompt, prompt) != prompt:
+            prompt = group[prompt]
+        return prompt
+
+    for row in rows:
+        group[stands_for(row.clean)] = stands_for(row.corrupt)
+    groups = sorted({stands_for(row.clean) for row in rows}, key=lambda prompt: hashlib.sha256(prompt.encode()).digest())
+    parts = dict(zip(groups, cycle(_DEAL), strict=False))
+    return tuple(replace(row, part=parts[stands_for(row.clean)]) for row in rows)

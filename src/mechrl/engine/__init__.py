@@ -1,0 +1,5 @@
+"""The faithfulness of circuits."""
+
+from mechrl.engine.engine import Engine, Gradient
+
+__all__ = ["Engine", "Gradient"]

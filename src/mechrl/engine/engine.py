@@ -1,0 +1,368 @@
+"""The faithfulness of circuits: (pairs, many masks) to logits, KL and f, and gradients with respect to masks.
+
+`Engine` is the only place that runs the language model under a mask. A mask says for every edge whether the circuit keeps it.
+Kept edges carry the activation as computed in this run, cut edges the corrupted one; every receiver normalises its own stream.
+
+    KL = KL(model ‖ circuit) at the prediction position, summed over the vocabulary          f = 1 − mean KL / mean KL_cut
+
+What is not computed, and why the result is the same, is written in `plan.py` and `pairs_cache.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechrl.engine import mix_triton
+from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
+from mechrl.engine.pairs_cache import Tokens, cache_pairs
+from mechrl.engine.plan import Plan, Pool, Stage, make_plan
+from mechrl.engine.stages import AttentionIndex, attention_index, attention_stage, mlp_stage
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+
+PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
+_BACKWARD_PASSES = 2
+Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
+
+
+class HasTokens(Protocol):
+    """A batch of pairs: token ids of the clean and the corrupted prompts (`mechrl.behaviours.Pairs` is one)."""
+
+    @property
+    def clean(self) -> Tokens: ...
+
+    @property
+    def corrupt(self) -> Tokens: ...
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The objective of every circuit and its gradient with respect to every given edge weight."""
+
+    value: Tensor  # [C, batch]
+    gradient: Tensor  # [C, n]; of the objective summed over the batch's mean
+
+
+class Engine:
+    """Runs circuits of one model on one batch of pairs.
+
+    memory_bytes: what a chunk of circuits may use; worked out from the device if not given.
+    tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products (relative error about 3e-4).
+    """
+
+    def __init__(self, model: Model, pairs: HasTokens, *, memory_bytes: int | None = None, tf32: bool = True) -> None:
+        self.model, self.graph = model, model.graph
+        self.tf32 = tf32
+        self.passes = 0.0  # forward 1, backward 2, per circuit and 20 pairs
+        self._memory = memory_bytes
+        self.n_pairs = len(pairs.clean)
+        with self._precision():
+            self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
+        self.clean_log_probs = self.cache.clean_logits.log_softmax(-1)  # [B, V]
+        self.kl_cut = float(self._kl(self.cache.corrupt_logits[None])[0].mean())
+
+    # ---- public -----------------------------------------------------------------------------------------------------
+
+    @property
+    def clean_logits(self) -> Tensor:
+        """[batch, V] the model on the clean prompts."""
+        return self.cache.clean_logits[self.cache.inverse]
+
+    @property
+    def corrupt_logits(self) -> Tensor:
+        """[batch, V] the model on the corrupted prompts: the empty circuit."""
+        return self.cache.corrupt_logits[self.cache.inverse]
+
+    def logits(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
+        """[C, batch, V] logits at the prediction position. Large: 20 pairs of a 50,000-word vocabulary are 4 MB a circuit."""
+        return self._evaluate(masks, edges, lambda logits: logits[:, self.cache.inverse])
+
+    def kl(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
+        """[C, batch] KL(model ‖ circuit) of every pair."""
+        return self._evaluate(masks, edges, self._kl)
+
+    def faithfulness(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
+        """[C] f of every circuit; 1 is the whole model, 0 the empty circuit. Not clamped.
+
+        masks: [C, E] bool, or [C, n] over the edges named in `edges` [n] (all others are cut). One circuit may be [E].
+        """
+        return 1 - self.kl(masks, edges).mean(-1) / self.kl_cut
+
+    def measure(self, masks: np.ndarray | Tensor, objective: Objective, edges: np.ndarray | None = None) -> Tensor:
+        """[C, batch] any function of the logits, such as a behaviour's metric."""
+        return self._evaluate(masks, edges, lambda logits: objective(logits[:, self.cache.inverse]))
+
+    def kl_objective(self, logits: Tensor) -> Tensor:
+        """KL(model ‖ ·) as an objective for `gradient`: [C, batch, V] to [C, batch]."""
+        return _kl(self.clean_log_probs[self.cache.inverse], logits)
+
+    def gradient(
+        self,
+        weights: np.ndarray | Tensor,
+        edges: np.ndarray | None = None,
+        objective: Objective | None = None,
+        against_full: bool = False,
+    ) -> Gradient:
+        """The objective (default: KL) at real-valued masks and its gradient with respect to them.
+
+        weights: [C, E], or [C, n] over `edges` (all others are cut). A weight of 0 still gets its gradient.
+        against_full: take d(objective)/d(stream of v) here, but multiply it with a_clean(u) − a_corr(u) of the whole model
+            instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
+        """
+        values = np.atleast_2d(weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights))
+        edges = np.arange(self.graph.n_edges) if edges is None else np.asarray(edges)
+        self._check(values.shape, len(edges))
+        self._charge(len(values), 1 + _BACKWARD_PASSES)
+        order = np.argsort(edges)
+        result_values, result_grads = [], []
+        with self._precision():
+            for chunk in self._chunks(np.ones_like(values, dtype=bool), edges, copies=2):
+                at = 1 if against_full else len(values[chunk])  # runs against the whole model share its layout: one at a time
+                for i in range(chunk.start, chunk.stop, at):
+                    value, grad = self._gradient(values[i : i + at][:, order], edges[order], objective, against_full)
+                    result_values.append(value)
+                    result_grads.append(torch.zeros_like(grad).index_copy_(1, torch.from_numpy(order).to(grad.device), grad))
+        return Gradient(torch.cat(result_values), torch.cat(result_grads))
+
+    # ---- running a plan ---------------------------------------------------------------------------------------------
+
+    def _evaluate(self, masks: np.ndarray | Tensor, edges: np.ndarray | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        array = np.atleast_2d(masks.detach().cpu().numpy() if isinstance(masks, Tensor) else np.asarray(masks))
+        if array.dtype != np.bool_:
+            raise MechRLError("masks must be boolean here; real-valued masks go through Engine.gradient")
+        edges = np.arange(self.graph.n_edges) if edges is None else np.asarray(edges)
+        self._check(array.shape, len(edges))
+        self._charge(len(array), 1)
+        if len(edges) > 1 and not (np.diff(edges) > 0).all():
+            order = np.argsort(edges)
+            edges, array = edges[order], array[:, order]
+        results = []
+        with torch.no_grad(), self._precision():
+            for chunk in self._chunks(array, edges):
+                results.append(self._evaluate_or_split(array[chunk], edges, reduce))
+        if not results:
+            return reduce(self.cache.corrupt_logits[None])[:0]
+        return torch.cat(results)
+
+    def _evaluate_or_split(self, array: np.ndarray, edges: np.ndarray, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """A chunk that does not fit after all is halved."""
+        try:
+            circuit, column = np.nonzero(array)
+            return self._outputs(make_plan(self.graph, circuit, edges[column], len(array)), reduce)
+        except torch.cuda.OutOfMemoryError:
+            if len(array) == 1:
+                raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
+        torch.cuda.empty_cache()
+        half = len(array) // 2
+        return torch.cat([self._evaluate_or_split(part, edges, reduce) for part in (array[:half], array[half:])])
+
+    def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
+        run = _Run(self, plan, None)
+        parts = [reduce(self.cache.corrupt_logits[None])]  # the place of circuits that are their corrupted selves
+        if plan.n_outputs:
+            final = run.forward()
+            step = max(1, int(self._budget() // (8 * self.cache.corrupt_logits.nbytes)))
+            parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
+        return torch.cat(parts)[torch.from_numpy(plan.output + 1).to(self.model.device)]
+
+    def _gradient(
+        self, values: np.ndarray, edges: np.ndarray, objective: Objective | None, against_full: bool
+    ) -> tuple[Tensor, Tensor]:
+        C, n = values.shape
+        plan = make_plan(self.graph, np.repeat(np.arange(C), n), np.tile(edges, C), C, share=False)
+        objective = objective or self.kl_objective
+        against = None
+        with torch.no_grad():
+            if against_full:
+                if n != self.graph.n_edges or C != 1:
+                    raise MechRLError("against_full needs the whole graph")
+                full = _Run(self, plan, None)
+                full.forward()
+                against = full.store
+            run = _Run(self, plan, values.reshape(-1))
+            final = run.forward()
+        if not plan.n_outputs:
+            return objective(self.corrupt_logits[None].repeat(C, 1, 1)), values_like(values, self.model)
+        value = objective(self.corrupt_logits[None]).detach().repeat(C, 1)
+        has_output = torch.from_numpy(np.flatnonzero(plan.output >= 0)).to(final.device)
+        job = torch.from_numpy(plan.output[plan.output >= 0]).to(final.device)
+        final.requires_grad_()
+        with torch.enable_grad():
+            reached = objective(self.model.unembed(final)[:, self.cache.inverse])[job]
+            (grad_final,) = torch.autograd.grad(reached.mean(-1).sum(), final)
+        value[has_output] = reached.detach()
+        return value, run.backward(grad_final, against).view(C, n)
+
+    def _kl(self, logits: Tensor) -> Tensor:
+        return _kl(self.clean_log_probs, logits)[:, self.cache.inverse]
+
+    # ---- bookkeeping ------------------------------------------------------------------------------------------------
+
+    def _charge(self, n_circuits: int, passes: int) -> None:
+        self.passes += n_circuits * passes * self.n_pairs / PAIRS_PER_PASS
+
+    def _check(self, shape: tuple[int, ...], n_edges: int) -> None:
+        if len(shape) != 2 or shape[1] != n_edges:
+            raise MechRLError(f"a mask has {shape[-1]} entries, the graph or the given edge list has {n_edges}")
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    def _budget(self) -> float:
+        """Bytes that a chunk of circuits may use."""
+        if self._memory is not None:
+            return self._memory
+        if self.model.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.model.device)
+            unused = torch.cuda.memory_reserved(self.model.device) - torch.cuda.memory_allocated(self.model.device)
+            return 0.4 * (free + unused)
+        return 2 * 2**30
+
+    def _chunks(self, array: np.ndarray, edges: np.ndarray, copies: int = 1) -> Iterator[slice]:
+        """Consecutive circuits whose rows and streams fit the budget together (an upper bound: nothing shared)."""
+        s, spec = self.graph, self.model.spec
+        source = self.graph.edge_source[edges]
+        rows = np.zeros(len(array))
+        order = np.argsort(source, kind="stable")
+        if len(edges):
+            begin = np.flatnonzero(np.concatenate([[True], np.diff(source[order]) > 0]))
+            rows = np.logical_or.reduceat(array[:, order], begin, axis=1).sum(1)  # distinct sources of a circuit
+        per_row = self.cache.n_tokens * spec.d_model * self.model.embedding.element_size()
+        per_stage = 2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model  # streams of a layer, an MLP's hidden layer
+        need = (rows * copies + per_stage) * per_row
+        first, total, budget = 0, 0.0, self._budget()
+        for i, bytes_ in enumerate(need):
+            if i > first and total + bytes_ > budget:
+                yield slice(first, i)
+                first, total = i, 0.0
+            total += bytes_
+        if first < len(array):
+            yield slice(first, len(array))
+
+
+def values_like(values: np.ndarray, model: Model) -> Tensor:
+    return torch.zeros(values.shape, device=model.device, dtype=model.dtype)
+
+
+def _kl(clean_log_probs: Tensor, logits: Tensor) -> Tensor:
+    """[C, B] KL(model ‖ circuit), summed over the vocabulary."""
+    difference = clean_log_probs - logits.log_softmax(-1)
+    return (clean_log_probs.exp() * difference).sum(-1)
+
+
+class _Run:
+    """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
+
+    def __init__(self, engine: Engine, plan: Plan, weight: np.ndarray | None) -> None:
+        self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
+        like = self.cache.input_difference
+        self.store = Store(plan, self.cache.n_tokens, self.cache.n_pairs, like)
+        self.store.full[0] = like
+        self.fused = weight is None and mix_triton.available(like)
+        self._blocks: dict[int, list[Block]] = {}
+        self._index: dict[int, AttentionIndex] = {}
+
+    def forward(self) -> Tensor:
+        """Fills the store; returns the normalised last streams [outputs, B, d]."""
+        for stage in self.plan.stages[:-1]:
+            x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
+            self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+        return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
+
+    def backward(self, grad_final: Tensor, against: Store | None) -> Tensor:
+        """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge); recomputes stage by stage."""
+        assert self.weight is not None
+        result = grad_final.new_zeros(len(self.weight))
+        grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, grad_final, zero=True)
+        for stage in reversed(self.plan.stages):
+            with torch.no_grad():
+                x_full, x_last = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
+            x_full.requires_grad_()
+            x_last.requires_grad_()
+            with torch.enable_grad():
+                normal = self.model.normalise(x_full), self.model.normalise(x_last)
+                if stage.kind == "logits":
+                    outputs, grad_outputs = (normal[1],), (grad_final,)
+                else:
+                    outputs, grad_outputs = self._components(stage, *normal), self._slots(stage, grads)
+                some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]
+                grad_x = torch.autograd.grad([o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True)
+            with torch.no_grad():
+                for pool, grad, last in ((stage.full, grad_x[0], None), (stage.last, grad_x[1], self.cache.last_token)):
+                    for block in self._blocks_of(pool):
+                        assert grad is not None
+                        of_edges = mix_backward(block, self.store, grads, grad[block.jobs], last, against)
+                        result.index_add_(0, torch.from_numpy(block.edge).to(result.device), of_edges)
+        return result
+
+    # ---- one stage --------------------------------------------------------------------------------------------------
+
+    def _components(
+        self, stage: Stage, x_full: Tensor, x_last: Tensor, out_full: Tensor | None = None, out_last: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if stage.kind == "mlp":
+            return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
+        if stage.layer not in self._index:
+            self._index[stage.layer] = attention_index(self.model, stage, self._ship)
+        index = self._index[stage.layer]
+        return attention_stage(self.model, stage.layer, self.cache, index, x_full, x_last, out_full, out_last)
+
+    def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
+        n_full, n_last = len(stage.heads_full), len(stage.heads_last)
+        if stage.kind == "mlp":
+            n_full, n_last = len(stage.full), len(stage.last)
+        return (
+            store.full[stage.first_full_slot : stage.first_full_slot + n_full],
+            store.last[stage.first_last_slot : stage.first_last_slot + n_last],
+        )
+
+    def _resid(self, stage: Stage, last: bool) -> Tensor:
+        if stage.kind == "logits":
+            return self.cache.resid_final
+        layer = self.cache.layers[stage.layer]
+        resid = layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
+        return resid[self.cache.last_token] if last else resid
+
+    def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
+        """[J, tokens, d] the normalised streams of a pool's jobs."""
+        if self.fused and len(pool):
+            spec = self.model.spec
+            resid = self._resid(stage, last)
+            return mix_triton.mix_and_normalise(pool, self.store, resid, self.cache.last_token if last else None, spec, self._ship)
+        return self._streams(pool, stage, last, finish=self.model.normalise)
+
+    def _streams(
+        self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
+        """[J, tokens, d] the streams of a pool's jobs."""
+        resid = self._resid(stage, last)
+        last_token = self.cache.last_token if last else None
+        parts = self._blocks_of(pool)
+        if len(parts) == 1:
+            return mix(parts[0], self.store, resid, last_token, finish)
+        x = resid.new_empty(len(pool), *resid.shape)
+        for block in parts:
+            x[block.jobs] = mix(block, self.store, resid, last_token, finish)
+        return x
+
+    def _blocks_of(self, pool: Pool) -> list[Block]:
+        if id(pool) not in self._blocks:
+            self._blocks[id(pool)] = blocks(pool, self.weight, self.cache.input_difference)
+        return self._blocks[id(pool)]
+
+    def _ship(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device, non_blocking=True)

@@ -1,0 +1,149 @@
+"""The mix: every job's residual stream, `resid_corr + Σ w · row`, from the store of rows; and its gradients.
+
+On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`mix_triton.py`). Everywhere else the
+jobs of one circuit are one small matrix product: they read few distinct rows, W [jobs, rows] @ rows [rows, tokens · d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechrl.engine.plan import Plan, Pool
+
+
+class Store:
+    """The rows: a_now(u) − a_corr(u), at all N active tokens (`full`) or at the B prediction positions (`last`)."""
+
+    def __init__(self, plan: Plan, n_tokens: int, n_pairs: int, like: Tensor, zero: bool = False) -> None:
+        make = like.new_zeros if zero else like.new_empty
+        n_full = plan.n_full_slots * n_tokens
+        self.flat = make((n_full + plan.n_last_slots * n_pairs, like.shape[-1]))
+        self.full = self.flat[:n_full].view(plan.n_full_slots, n_tokens, -1)
+        self.last = self.flat[n_full:].view(plan.n_last_slots, n_pairs, -1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The jobs of one owner in one pool. Jobs with the same weights on the same rows are one *stream*."""
+
+    jobs: Tensor | slice  # [j] places in the pool
+    stream: Tensor | None  # [j] stream of every job; None: one stream a job
+    full_slots: Tensor | slice
+    last_slots: Tensor | None
+    weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
+    job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
+    row_place: np.ndarray  # [n] ... on row row_place[e]
+    edge: np.ndarray  # [n] its place in the list of edges
+
+
+def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
+    """Splits a pool into its owners' blocks. `weight` [edges] is the value of every planned edge, None for all ones."""
+    if not len(pool):
+        return []
+    length = np.diff(pool.start)
+    job_of_edge = np.repeat(np.arange(len(pool)), length)
+    owner_of_edge = pool.owner[job_of_edge]
+    owners = np.unique(pool.owner)
+    if len(owners) == 1:
+        parts = [np.arange(len(job_of_edge))]
+    else:
+        order = np.argsort(owner_of_edge, kind="stable")
+        parts = np.split(order, np.searchsorted(owner_of_edge[order], owners[1:]))
+    result = []
+    for part in parts:
+        jobs, job_place = np.unique(job_of_edge[part], return_inverse=True)
+        row_key = pool.slot[part] + pool.slot_is_last[part] * (1 << 40)  # full slots sort first
+        rows, row_place = np.unique(row_key, return_inverse=True)
+        n_full = int(np.searchsorted(rows, 1 << 40))
+        dense = np.zeros((len(jobs), len(rows)), dtype=np.float64)
+        dense[job_place, row_place] = 1.0 if weight is None else weight[pool.edge[part]]
+        stream = None
+        if len(jobs) > 1:
+            streams, inverse = np.unique(dense, axis=0, return_inverse=True)
+            if len(streams) < len(jobs):
+                dense, stream = streams, inverse.reshape(-1)
+        result.append(
+            Block(
+                jobs=slice(None) if len(jobs) == len(pool) else _index(jobs, like),
+                stream=None if stream is None else _index(stream, like),
+                full_slots=_range_or_index(rows[:n_full], like),
+                last_slots=None if n_full == len(rows) else _index(rows[n_full:] - (1 << 40), like),
+                weights=torch.from_numpy(dense).to(like),
+                job_place=job_place,
+                row_place=row_place,
+                edge=pool.edge[part],
+            )
+        )
+    return result
+
+
+def mix(
+    block: Block,
+    store: Store,
+    resid: Tensor,
+    last_token: Tensor | None,
+    finish: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Tensor:
+    """[j, tokens, d] streams of a block's jobs; `last_token` for a pool of prediction positions. `finish` is applied per stream."""
+    rows = _rows(block, store, last_token)
+    tokens, d = resid.shape
+    base = resid.reshape(1, tokens * d).expand(len(block.weights), -1)
+    x = finish(torch.addmm(base, block.weights, rows.reshape(len(rows), -1)).view(-1, tokens, d))
+    return x if block.stream is None else x[block.stream]
+
+
+def mix_backward(
+    block: Block, store: Store, grads: Store, grad: Tensor, last_token: Tensor | None, against: Store | None
+) -> Tensor:
+    """Adds to `grads` what `grad` [j, tokens, d] means for the rows; returns d(loss)/d(weight) of the block's edges.
+
+    d/dW = grad · row. With `against`, the rows of another run stand in the place of this one's (attribution needs that).
+    """
+    of_store = store if against is None else against
+    reference = _rows(block, of_store, last_token).reshape(block.weights.shape[1], -1)
+    wanted = grad.reshape(len(grad), -1) @ reference.T  # [j, rows]
+    per_edge = wanted[_index(block.job_place, grad), _index(block.row_place, grad)]
+
+    if block.stream is not None:
+        grad = grad.new_zeros(len(block.weights), *grad.shape[1:]).index_add_(0, block.stream, grad)
+    back = (block.weights.T @ grad.reshape(len(grad), -1)).view(-1, *grad.shape[1:])  # [rows, tokens, d]
+    full = back if block.last_slots is None else back[: len(back) - len(block.last_slots)]
+    if block.last_slots is not None:
+        grads.last.index_add_(0, block.last_slots, back[len(full) :])
+    if last_token is not None:
+        places = (_slots(block.full_slots, grads)[:, None] * grads.full.shape[1] + last_token).flatten()
+        grads.flat.index_add_(0, places, full.reshape(-1, full.shape[-1]))
+    elif isinstance(block.full_slots, slice):
+        grads.full[block.full_slots] += full
+    else:
+        grads.full.index_add_(0, block.full_slots, full)
+    return per_edge
+
+
+def _rows(block: Block, store: Store, last_token: Tensor | None) -> Tensor:
+    """[rows, tokens, d] the rows that a block reads."""
+    if last_token is None:
+        return store.full[block.full_slots]
+    slots = _slots(block.full_slots, store)
+    full = store.flat[slots[:, None] * store.full.shape[1] + last_token]
+    return full if block.last_slots is None else torch.cat([full, store.last[block.last_slots]])
+
+
+def _slots(slots: Tensor | slice, store: Store) -> Tensor:
+    return torch.arange(slots.start, slots.stop, device=store.flat.device) if isinstance(slots, slice) else slots
+
+
+def _index(array: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(like.device)
+
+
+def _range_or_index(rows: np.ndarray, like: Tensor) -> Tensor | slice:
+    """A contiguous run of rows is read in place, others are gathered."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return _index(rows, like)

@@ -1,0 +1,211 @@
+"""Reading a GGUF file: its config, its weights as float32 under Hugging Face's names, and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from mechrl.errors import MechRLError
+from mechrl.models.tokenizer import Tokenizer
+
+# GGUF's names of a block's parts -> Hugging Face's; each has a weight and may have a bias
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_WHOLE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
+    """The `transformers` config, the tensors and the tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except FileNotFoundError as exc:
+        raise MechRLError(f"{path}: no such file") from exc
+    except OSError as exc:
+        raise MechRLError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except (ValueError, IndexError, KeyError, OverflowError) as exc:  # what the reader stumbles over in damaged bytes
+        raise MechRLError(f"{path}: not a GGUF file, or a truncated one; fetch it again") from exc
+    if reader.byte_order != "I":
+        raise MechRLError(f"{path}: written for the other byte order; convert it with llama.cpp's gguf_convert_endian.py")
+
+    meta = {key: field.contents() for key, field in reader.fields.items()}
+    shapes = {tensor.name: tuple(int(n) for n in reversed(tensor.shape)) for tensor in reader.tensors}
+    config = _config(path, meta, shapes)
+    tensors = {}
+    for tensor in reader.tensors:
+        name = _hf_name(path, tensor.name)
+        array = _dequantise(path, tensor)
+        if config.model_type == "llama":  # llama.cpp keeps qwen2's rows in their order
+            if name.endswith(("q_proj.weight", "q_proj.bias")):
+                array = _unpermute(array, config.num_attention_heads)
+            elif name.endswith(("k_proj.weight", "k_proj.bias")):
+                array = _unpermute(array, config.num_key_value_heads)
+        tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the file is only mapped
+    return config, tensors, _tokenizer(path, meta)
+
+
+def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import LlamaConfig, Qwen2Config
+
+    architecture = meta.get("general.architecture")
+    if architecture not in ("llama", "qwen2"):
+        raise MechRLError(f"{path}: GGUF architecture {architecture!r} is not supported; supported: llama, qwen2")
+
+    def get(key: str, kind: type, default: Any = None) -> Any:
+        value = meta.get(f"{architecture}.{key}", default)
+        if not isinstance(value, kind):
+            what = "is missing" if value is None else f"is {value!r:.40}, which is not supported"
+            raise MechRLError(f"{path}: GGUF field '{architecture}.{key}' {what}")
+        return value
+
+    heads, width = get("attention.head_count", int), get("embedding_length", int)
+    head_dim = get("attention.key_length", int, width // max(heads, 1))
+    unsupported = {
+        "a mixture of experts": get("expert_count", int, 0) > 0,
+        "scaled rotary positions": get("rope.scaling.type", str, "none") != "none" or "rope_freqs.weight" in shapes,
+        "partial rotary positions": get("rope.dimension_count", int, head_dim) != head_dim,
+        "values of another width than keys": get("attention.value_length", int, head_dim) != head_dim,
+    }
+    for what, present in unsupported.items():
+        if present:
+            raise MechRLError(f"{path}: {what} cannot be read from GGUF; use the model's safetensors instead")
+    if "token_embd.weight" not in shapes:
+        raise MechRLError(f"{path}: holds no token embedding; it is not a whole language model")
+    try:
+        return (LlamaConfig if architecture == "llama" else Qwen2Config)(
+            vocab_size=shapes["token_embd.weight"][0],
+            hidden_size=width,
+            intermediate_size=get("feed_forward_length", int),
+            num_hidden_layers=get("block_count", int),
+            num_attention_heads=heads,
+            num_key_value_heads=get("attention.head_count_kv", int, heads),
+            head_dim=head_dim,
+            max_position_embeddings=get("context_length", int),
+            rms_norm_eps=get("attention.layer_norm_rms_epsilon", float),
+            rope_parameters={"rope_type": "default", "rope_theta": get("rope.freq_base", float, 10000.0)},
+            tie_word_embeddings="output.weight" not in shapes,
+            bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+            eos_token_id=meta.get("tokenizer.ggml.eos_token_id"),
+        )
+    except StrictDataclassError as exc:
+        raise MechRLError(f"{path}: the sizes in its metadata do not fit together: {' '.join(str(exc).split())}") from exc
+
+
+def _hf_name(path: str | Path, name: str) -> str:
+    if name in _WHOLE:
+        return _WHOLE[name]
+    match name.split("."):
+        case ["blk", layer, part, ("weight" | "bias") as kind] if part in _PARTS:
+            return f"model.layers.{layer}.{_PARTS[part]}.{kind}"
+    raise MechRLError(f"{path}: holds the tensor {name!r}, which a plain llama or qwen2 model does not have")
+
+
+def _dequantise(path: str | Path, tensor: Any) -> np.ndarray:
+    from gguf.quants import dequantize
+
+    try:
+        return dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as exc:
+        raise MechRLError(f"{path}: quantisation {tensor.tensor_type.name} is not supported; use a Q8_0 or F16 file") from exc
+
+
+def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbouring pairs and reorders each head's rows of q and k to suit; we rotate halves."""
+    if array.shape[0] % (2 * heads):
+        return array  # the shape is wrong, which whoever builds the model says better
+    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+# ---- the tokenizer --------------------------------------------------------------------------------------------------
+
+_WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+PROMPT_OPENER = "<|endoftext|>"
+
+
+def byte_level_bpe(
+    where: str | Path, pre: str, vocab: dict[str, int], merges: list[str], added: list[AddedToken]
+) -> Backend:
+    """A byte-level BPE tokenizer; `pre` names how text is split into words first, as GGUF's `tokenizer.ggml.pre` does."""
+
+    def split(digits: str) -> pre_tokenizers.PreTokenizer:
+        words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
+        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    splitters = {
+        "gpt-2": gpt2,
+        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2]),
+        "qwen2": split(""),
+        "llama-bpe": split("{1,3}"),
+    }
+    if pre not in splitters:
+        raise MechRLError(f"{where}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(splitters)}")
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    try:
+        # Llama 3 takes a word that is in the vocabulary as it is, whether or not its merges lead there
+        bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
+    except Exception as exc:  # the library has no narrower class for merges that do not fit the vocabulary
+        raise MechRLError(f"{where}: the tokenizer's tokens and merges do not fit together; fetch it again") from exc
+    backend = Backend(bpe)
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = splitters[pre]
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(added)
+    return backend
+
+
+def prompt_opener(backend: Backend, bos: str | int | None) -> int | None:
+    """The id of the token that opens a prompt: <|endoftext|> where the vocabulary has it, else the model's own bos.
+
+    GPT-2, SmolLM2 and Qwen2 separate documents with <|endoftext|> in pretraining. The bos that instruction-tuned ones declare
+    (<|im_start|>) opens a chat turn, and Qwen2 declares none; position 0 is an attention sink, so a prompt should have one.
+    """
+    opener = backend.token_to_id(PROMPT_OPENER)
+    if opener is not None:
+        return opener
+    return backend.token_to_id(bos) if isinstance(bos, str) else bos
+
+
+def _tokenizer(path: str | Path, meta: dict[str, Any]) -> Tokenizer | None:
+    from gguf import TokenType
+
+    kind = meta.get("tokenizer.ggml.model", "none")
+    if kind == "none":
+        return None
+    if kind != "gpt2":
+        raise MechRLError(f"{path}: tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE)")
+    tokens, merges = meta.get("tokenizer.ggml.tokens"), meta.get("tokenizer.ggml.merges")
+    if not tokens or not merges:
+        raise MechRLError(f"{path}: the tokenizer's tokens or merges are missing from the GGUF metadata")
+    special = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    types = meta.get("tokenizer.ggml.token_type", [])
+    added = [
+        AddedToken(token, special=special[kind], normalized=False)
+        for token, kind in zip(tokens, types, strict=False)
+        if kind in special
+    ]
+    pre = meta.get("tokenizer.ggml.pre", "")
+    backend = byte_level_bpe(path, pre, {token: i for i, token in enumerate(tokens)}, merges, added)
+    return Tokenizer(backend, prompt_opener(backend, meta.get("tokenizer.ggml.bos_token_id")))

