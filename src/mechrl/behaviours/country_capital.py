@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
-from mechrl.behaviours.base import Behaviour, Lexicon, Row, known
+from mechrl.behaviours.base import PARTS, Behaviour, Lexicon, Row, known
 from mechrl.behaviours.lists import CAPITALS
 
 FRAME = "The capital of {country} is"
 
 
 def draw(lexicon: Lexicon, rng: Random) -> Row:
-    capitals = lexicon.single(tuple(CAPITALS.values()), "capitals")
-    country, other = rng.sample([c for c, capital in CAPITALS.items() if capital in capitals], 2)
+    capitals = set(lexicon.single(tuple(CAPITALS.values()), "capitals"))
+    i = rng.randrange(len(PARTS))  # every third country, so that each part has its fair share of the few there are
+    country, other = rng.sample([c for c in tuple(CAPITALS)[i :: len(PARTS)] if CAPITALS[c] in capitals], 2)
     clean, corrupt = FRAME.format(country=country), FRAME.format(country=other)
-    return Row(clean, corrupt, (f" {CAPITALS[country]}",), (f" {CAPITALS[other]}",))
+    return Row(clean, corrupt, (f" {CAPITALS[country]}",), (f" {CAPITALS[other]}",), part=PARTS[i])
 
 
 LV = "Lv et al. 2024"

@@ -19,7 +19,7 @@ FRAMES = (
     "The {noun} began in {start} and ended in {end}",
     "The {noun} took place between {start} and {end}",
 )
-CENTURIES = range(11, 19)
+CENTURIES = range(10, 20)
 ENDINGS = {2: tuple(f"{i:02}" for i in range(100)), 1: tuple("0123456789")}
 # The first and the last year of a century are dropped: the corrupted prompt is the first, and nothing follows the last.
 STARTS = {2: ENDINGS[2][2:99], 1: ENDINGS[1][2:9]}
@@ -30,12 +30,12 @@ _DRAWS = 100  # of years, before another way to end one is tried; a few are toke
 def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:
     noun = rng.choice(lexicon.single(EVENTS, "nouns", at_least=1)) if "{noun}" in frame else ""
     for digits in (2, 1):
-        for _ in range(_DRAWS):
+        endings = [e for e in ENDINGS[digits] if lexicon.id(e) is not None]
+        for _ in range(_DRAWS if endings else 0):
             end = f"{rng.choice(CENTURIES)}{rng.randrange(10)}"[: 4 - digits]
             start = rng.choice(STARTS[digits])
             if lexicon.continues(f" {end}", start):
                 clean, corrupt = (frame.format(noun=noun, start=end + s, end=end) for s in (start, CORRUPT[digits]))
-                endings = [e for e in ENDINGS[digits] if lexicon.id(e) is not None]
                 later, earlier = tuple(e for e in endings if e > start), tuple(e for e in endings if e <= start)
                 return Row(clean, corrupt, later, earlier, keys=(clean,))  # corrupted prompts are too few to be divided
     raise Unbuildable("it ends years in neither a two-digit nor a one-digit token")

@@ -9,10 +9,9 @@ from mechrl.behaviours.lists import ATTRACTORS, PREPOSITIONS, SUBJECTS
 
 
 def draw(lexicon: Lexicon, rng: Random) -> Row:
-    plurals = lexicon.single(tuple(SUBJECTS.values()), "plural subjects")
-    singular, plural = rng.choice(
-        [(s, p) for s, p in SUBJECTS.items() if p in plurals and s in lexicon.single(tuple(SUBJECTS), "singular subjects")]
-    )
+    singulars = set(lexicon.single(tuple(SUBJECTS), "singular subjects"))
+    plurals = set(lexicon.single(tuple(SUBJECTS.values()), "plural subjects"))
+    singular, plural = rng.choice([(s, p) for s, p in SUBJECTS.items() if s in singulars and p in plurals])
     frame = f"The {{}} {rng.choice(PREPOSITIONS)} the {rng.choice(lexicon.single(ATTRACTORS, 'plural nouns'))}"
     (subject, answer), (other, foil) = rng.sample(((singular, " is"), (plural, " are")), 2)
     return Row(frame.format(subject), frame.format(other), (answer,), (foil,))
