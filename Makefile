@@ -1,0 +1,39 @@
+# Everything needs no more than Python 3.11 or newer, pip and make: the first call makes .venv, later ones reuse it.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: help demo test test-fast lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       run the main job and show what it finds"
+	@echo "make test       everything: lint, types, all tests (fetches SmolLM2 once, 93 MB)"
+	@echo "make test-fast  the tests that need neither a real model nor a GPU"
+	@echo "make lint       ruff and mypy"
+	@echo "make clean      remove .venv and what tools left behind"
+
+# setuptools comes first because the package is then built with it, pinned, and not with whichever is newest today; torch,
+# because it is by far the largest and is best not fetched again when a smaller package fails to install
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,rl,report]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m mechrl.demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not real and not gpu"
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
