@@ -1,4 +1,4 @@
-"""Behaviours: the paper's nineteen, wordings of them that other models exhibit, induction, and the user's own from a file."""
+"""Behaviours: the paper's nineteen, other wordings of them, induction, and the user's own from a file."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Listener:
 
 
 def words(split: Callable[[str], list[str]]) -> list[str]:
-    """Every token that the built-in behaviours use, for a word-level tokenizer that splits text so, templates and fillers alike."""
+    """Every token of the built-in behaviours, templates and fillers, for a word-level tokenizer that splits text so."""
     listener = _Listener(split)
     for behaviour in _ALL:
         for part in PARTS:

@@ -1,10 +1,10 @@
 """What a behaviour is: pairs of a clean and a corrupted prompt, right answers and foils, and a measure of success.
 
-A behaviour's pairs come in three parts, `discovery`, `validation` and `test`, that share nothing: every key of a pair (by default
-both of its prompts) is hashed into exactly one part, and a pair belongs to a part only if all its keys do. A seed merely picks
-within a part, so no seed, and no number of pairs, can leak a pair from one part into another.
+A behaviour's pairs come in three parts, `discovery`, `validation` and `test`, that share none: every key of a pair (by
+default both of its prompts) is hashed into exactly one part, and a pair belongs to a part only if all its keys do. A
+seed merely picks within a part, so no seed, and no number of pairs, can leak a pair from one part into another.
 
-The prediction is made at the last token of a prompt. Every measure is oriented so that higher means more of the behaviour.
+The prediction is made at the last token of a prompt. Every measure is oriented so that higher is more of the behaviour.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Metric = Literal["logit-difference", "probability-difference", "kl"]
 PARTS: tuple[Part, ...] = get_args(Part)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-# These two stand for their parts. Every other seed draws from the discovery part unless `part` is given: a loop over seeds
-# 0, 1, 2, … must never wander into the test pairs, hence numbers that no loop reaches.
+# The last two stand for their parts. Every other seed draws from the discovery part unless `part` is given: a loop over
+# seeds 0, 1, 2, … must never wander into the test pairs, hence numbers that no loop reaches.
 DISCOVERY_SEED = 0
 VALIDATION_SEED = 1_000_001
 TEST_SEED = 1_000_002
@@ -123,8 +123,9 @@ class Lexicon:
         return self._ids[text]
 
     def continues(self, text: str, token: str) -> bool:
-        """Whether `token` is what the tokenizer itself writes after `text`: if FRB is F and RB, it never writes B after FR."""
-        return self.id(token) is not None and self.tokenizer.encode(text + token) == [*self.tokenizer.encode(text), self.id(token)]
+        """Whether the tokenizer itself writes `token` after `text`: if FRB is F and RB, it never writes B after FR."""
+        token_id, encode = self.id(token), self.tokenizer.encode
+        return token_id is not None and encode(text + token) == [*encode(text), token_id]
 
     def single(self, words: tuple[str, ...], what: str, at_least: int = 2) -> tuple[str, ...]:
         """Those of `words` that are one token after a space."""
@@ -176,8 +177,8 @@ class Behaviour:
     ) -> Pairs:
         """At most `n` distinct pairs of a part for this tokenizer; fewer only where the part has no more to give.
 
-        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`, any other: discovery) unless `part` names it. As long as
-        possible every pair has a clean prompt of its own. `n_ctx` is the longest prompt the model takes.
+        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`, any other: discovery) unless `part` names it. As
+        long as possible every pair has a clean prompt of its own. `n_ctx` is the longest prompt the model takes.
         """
         if n < 1:
             raise MechRLError(f"behaviour {self.name!r}: the number of pairs must be at least 1, not {n}")
@@ -225,7 +226,8 @@ class Behaviour:
                 mine.append(encoded)
         if not mine:
             raise MechRLError(
-                f"behaviour {self.name!r} has no {part} pairs: give it at least four rows with different prompts, or a 'part' field"
+                f"behaviour {self.name!r} has no {part} pairs: "
+                "give it at least four rows with different prompts, or a 'part' field"
             )
         return rng.sample(mine, min(n, len(mine)))
 
@@ -241,7 +243,7 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     if clean == corrupt:
         return "the clean and the corrupted prompt are identical"
     if len(clean) != len(corrupt):
-        return f"the clean prompt has {len(clean)} tokens and the corrupted one {len(corrupt)}; they must be equally long"
+        return f"the clean prompt has {len(clean)} tokens, the corrupted one {len(corrupt)}; they must be equally long"
     if n_ctx is not None and len(clean) > n_ctx:
         return f"the prompt has {len(clean)} tokens, the model's context is {n_ctx}"
     if not lexicon.known(clean) or not lexicon.known(corrupt):
@@ -286,7 +288,7 @@ def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Ten
 def accuracy(logits: Tensor, pairs: Pairs, metric: Metric = "logit-difference") -> Tensor:
     """The fraction of pairs answered rightly, [..., B, V] to [...].
 
-    Right is: the best answer beats every foil; for a probability difference: the answers together beat the foils together.
+    Right is: the best answer beats every foil; for a probability difference: all answers together beat all foils.
     """
     if metric == "probability-difference":
         right = metric_value(metric, logits, pairs) > 0

@@ -1,7 +1,7 @@
-"""Behaviours from a file: JSONL (one object a line) or CSV (with a header), with `clean`, `corrupt`, `answer` and `foil`.
+"""Behaviours from a file: JSONL (one object a line) or CSV (with a header) with `clean`, `corrupt`, `answer`, `foil`.
 
-Answers and foils are tokens as the model would write them, so most begin with a space (" Mary"). Several are a list in JSONL and
-separated by `|` in CSV. Optional: `metric` (the same in every row) and `part` (in every row or in none).
+Answers and foils are tokens as the model would write them, so most begin with a space (" Mary"). Several are a list in
+JSONL and separated by `|` in CSV. Optional: `metric` (the same in every row) and `part` (in every row or in none).
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record:
-                raise MechRLError(f"{where}: more values than the header has fields; put quotes around a text with a comma")
+                raise MechRLError(f"{where}: more values than fields in the header; quote a text that has a comma")
             row: dict[str, object] = {field: value for field, value in record.items() if value}
             for field in ("answer", "foil"):
                 if field in row:
                     row[field] = str(row[field]).split("|")
             rows.append((where, row))
     except csv.Error as exc:
-        raise MechRLError(f"{path}, line {reader.line_num}: not CSV: {exc}") from None
+        raise MechRLError(f"{path}, line {reader.reader.line_num}: not CSV: {exc}") from None
     return rows
 
 
@@ -140,6 +140,6 @@ def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
 
     for row in rows:
         group[stands_for(row.clean)] = stands_for(row.corrupt)
-    groups = sorted({stands_for(row.clean) for row in rows}, key=lambda prompt: hashlib.sha256(prompt.encode()).digest())
+    groups = sorted({stands_for(row.clean) for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
     return tuple(replace(row, part=parts[stands_for(row.clean)]) for row in rows)

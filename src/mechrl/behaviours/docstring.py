@@ -1,4 +1,4 @@
-"""Docstring completion: the arguments are documented in the order of the signature. Corrupted: the signature is shuffled.
+"""Docstring completion: arguments are documented in the order of the signature. Corrupted: the signature is shuffled.
 
 `def f(self, [a], [b], [c], [d]):` with b and c documented → d, foil a. In the corrupted signature d does not follow c.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 from mechrl.behaviours.base import Behaviour, Lexicon, Row
@@ -14,7 +15,8 @@ from mechrl.behaviours.lists import ARGUMENTS
 FRAMES = (
     'def f(self, {args}):\n    """summary\n    :param {b}:\n    :param {c}:\n    :param',
     'class A:\n    def f(self, {args}):\n        """summary\n        :param {b}:\n        :param {c}:\n        :param',
-    'def run(self, {args}):\n    """summary\n    :param {b}: the {b} to use.\n    :param {c}: the {c} to use.\n    :param',
+    'def run(self, {args}):\n    """summary\n    :param {b}: the {b} to use.\n    :param {c}: the {c} to use.'
+    "\n    :param",
     'def f({args}):\n    """summary\n    :param {b}:\n    :param {c}:\n    :param',
 )
 STYLES = ("a method", "a method in its class", "a method whose entries are described", "a free function")
@@ -23,7 +25,7 @@ STYLES = ("a method", "a method in its class", "a method whose entries are descr
 def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:
     a, b, c, d = args = rng.sample(lexicon.single(ARGUMENTS, "argument names", at_least=4), 4)
     shuffled = rng.sample(args, 4)
-    while (c, d) in zip(shuffled, shuffled[1:], strict=False):
+    while (c, d) in pairwise(shuffled):
         rng.shuffle(shuffled)
     clean = frame.format(args=", ".join(args), b=b, c=c)
     corrupt = frame.format(args=", ".join(shuffled), b=b, c=c)

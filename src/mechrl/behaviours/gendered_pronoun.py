@@ -23,7 +23,7 @@ BEHAVIOURS = (
         family="gendered-pronoun",
         split="held-out",
         metric="logit-difference",
-        description="takes the pronoun of a name: \"So Dave is a really great friend, isn't\" → he, not she",
+        description='takes the pronoun of a name: "So Dave is a really great friend, isn\'t" → he, not she',
         source=draw,
         known=known("circuit", "Mathwin & Corlouer 2023", "medium", "0.4 2.6 4.3 6.0 9.7 10.9 11.8"),
     ),

@@ -1,8 +1,8 @@
 """Greater-than: an event that began in a year ends in a later one. Corrupted: it began so early that any year will do.
 
-Where years end in a two-digit token it is the paper's: `The war lasted from the year 1732 to the year 17` → the two-digit tokens
-above 32, foils 32 and below; corrupted 1701. Where digits are tokens it asks for the units digit: `… to the year 173` → the
-digits above 2, foils 2 and below; corrupted 1730.
+Where years end in a two-digit token it is the paper's: `The war lasted from the year 1732 to the year 17` → the
+two-digit tokens above 32, foils 32 and below; corrupted 1701. Where digits are tokens it asks for the units digit:
+`… to the year 173` → the digits above 2, foils 2 and below; corrupted 1730.
 """
 
 from __future__ import annotations

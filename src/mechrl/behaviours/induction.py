@@ -1,4 +1,4 @@
-"""Induction: a list of words begins again; the next word is the one that followed before. Corrupted: another word followed."""
+"""Induction: a list of words begins again; next is the word that followed before. Corrupted: another word followed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ BEHAVIOURS = tuple(
         family="ioi",
         split="train",
         metric="logit-difference",
-        description=f"names the indirect object: {frame.format(a='A', b='B', c='B', place='store', object='drink')!r} → A, not B",
+        description=f"names the indirect object: {frame.format(a='A', b='B', c='B', place='bar', object='cup')!r} → A",
         source=partial(draw, frame),
         known=KNOWN,
     )

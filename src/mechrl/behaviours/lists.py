@@ -2,89 +2,99 @@
 
 from __future__ import annotations
 
-MALE_NAMES = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MALE_NAMES = _words(
     """
-    John Tom James Dan Robert David Michael Mark Paul Peter George Kevin Adam Jason Ryan Jack Charlie William Richard Thomas
-    Daniel Matthew Anthony Andrew Joshua Brian Edward Jeff Frank Eric Stephen Scott Justin Gary Nick Samuel Ben Greg Alexander
-    Patrick Dennis Jerry Aaron Jose Henry Nathan Douglas Kyle Jeremy Ethan Arthur Joe Albert Alan Carl Roger Keith Bob Harry Ron
-    Bill Jim Mike Steve Dave Tim Simon Oliver Luke Sean Ian Philip Martin Neil Fred Larry Eddie Marcus Victor Walter Louis Oscar
-    """.split()
+    John Tom James Dan Robert David Michael Mark Paul Peter George Kevin Adam Jason Ryan Jack Charlie William
+    Richard Thomas Daniel Matthew Anthony Andrew Joshua Brian Edward Jeff Frank Eric Stephen Scott Justin Gary Nick
+    Samuel Ben Greg Alexander Patrick Dennis Jerry Aaron Jose Henry Nathan Douglas Kyle Jeremy Ethan Arthur Joe
+    Albert Alan Carl Roger Keith Bob Harry Ron Bill Jim Mike Steve Dave Tim Simon Oliver Luke Sean Ian Philip Martin
+    Neil Fred Larry Eddie Marcus Victor Walter Louis Oscar
+    """
 )
-FEMALE_NAMES = tuple(
+FEMALE_NAMES = _words(
     """
-    Mary Alice Sarah Emma Anna Laura Lisa Amy Karen Susan Linda Jennifer Elizabeth Jessica Michelle Kate Emily Rachel Maria Julia
-    Jane Barbara Margaret Nancy Sandra Ashley Donna Carol Amanda Melissa Rebecca Stephanie Kathleen Helen Anne Ruth Diane
-    Christine Catherine Janet Joyce Victoria Heather Lauren Megan Andrea Hannah Jacqueline Martha Ann Sara Alicia Julie Samantha
-    Natalie Katherine Caroline Charlotte Claire Lucy Sophie Olivia Eva Ellen Marie Rose Angela Nicole Danielle Katie Erin Molly
-    Jenny Sally Kim Monica Vanessa Tina Isabel Sophia
-    """.split()
+    Mary Alice Sarah Emma Anna Laura Lisa Amy Karen Susan Linda Jennifer Elizabeth Jessica Michelle Kate Emily
+    Rachel Maria Julia Jane Barbara Margaret Nancy Sandra Ashley Donna Carol Amanda Melissa Rebecca Stephanie
+    Kathleen Helen Anne Ruth Diane Christine Catherine Janet Joyce Victoria Heather Lauren Megan Andrea Hannah
+    Jacqueline Martha Ann Sara Alicia Julie Samantha Natalie Katherine Caroline Charlotte Claire Lucy Sophie Olivia
+    Eva Ellen Marie Rose Angela Nicole Danielle Katie Erin Molly Jenny Sally Kim Monica Vanessa Tina Isabel Sophia
+    """
 )
 
-PLACES = tuple(
+PLACES = _words(
     """
-    store park school office library garden restaurant station hospital house market beach museum church farm theater bar hotel
-    mall zoo cafe gym bank airport castle stadium river forest lake bridge village studio club
-    """.split()
+    store park school office library garden restaurant station hospital house market beach museum church farm
+    theater bar hotel mall zoo cafe gym bank airport castle stadium river forest lake bridge village studio club
+    """
 )
-OBJECTS = tuple(  # all take "a"
+OBJECTS = _words(  # all take "a"
     """
-    book drink ball ring computer bag phone key cup box letter flower hat coat bottle map knife plate card coin watch gift guitar
-    lamp candle chair table blanket shirt camera basket pen mirror clock radio painting necklace ticket toy brush shoe rope stone
-    glass magazine sandwich cookie spoon bell picture kite drum hammer bucket towel
-    """.split()
-)
-
-EVENTS = tuple(
+    book drink ball ring computer bag phone key cup box letter flower hat coat bottle map knife plate card coin
+    watch gift guitar lamp candle chair table blanket shirt camera basket pen mirror clock radio painting necklace
+    ticket toy brush shoe rope stone glass magazine sandwich cookie spoon bell picture kite drum hammer bucket towel
     """
-    war conflict battle siege campaign dynasty empire dispute project expedition journey rebellion revolution strike debate
-    plague famine voyage study trial reign alliance occupation construction crusade uprising investigation negotiation operation
-    mission movement program reform tour treaty drought festival tournament exhibition race invasion crisis struggle marriage
-    partnership contract era
-    """.split()
 )
 
-ARGUMENTS = tuple(
+EVENTS = _words(
     """
-    load size files last path value index state action target source model image text line word table column order time price cost
-    level rate score count limit offset width height depth color style group user role host port key mode format date name title
-    label field code message result option config method event client server address number length node edge input output data
-    """.split()
+    war conflict battle siege campaign dynasty empire dispute project expedition journey rebellion revolution strike
+    debate plague famine voyage study trial reign alliance occupation construction crusade uprising investigation
+    negotiation operation mission movement program reform tour treaty drought festival tournament exhibition race
+    invasion crisis struggle marriage partnership contract era
+    """
+)
+
+ARGUMENTS = _words(
+    """
+    load size files last path value index state action target source model image text line word table column order
+    time price cost level rate score count limit offset width height depth color style group user role host port key
+    mode format date name title label field code message result option config method event client server address
+    number length node edge input output data
+    """
 )
 
 SUBJECTS = {
-    f"{noun}": f"{noun}s"
-    for noun in """
-    author teacher doctor student writer worker driver lawyer player singer actor farmer manager officer artist soldier friend
-    leader girl boy king parent son daughter guy guest customer patient neighbor visitor sister brother scientist engineer
-    expert owner member dog cat bird horse chef pilot judge guard director professor reporter editor runner
-    """.split()
+    noun: f"{noun}s"
+    for noun in _words("""
+    author teacher doctor student writer worker driver lawyer player singer actor farmer manager officer artist
+    soldier friend leader girl boy king parent son daughter guy guest customer patient neighbor visitor sister
+    brother scientist engineer expert owner member dog cat bird horse chef pilot judge guard director professor
+    reporter editor runner
+    """)
 }
 PREPOSITIONS = ("near", "behind", "beside", "above", "with", "by", "across from", "next to")
-ATTRACTORS = tuple(
+ATTRACTORS = _words(
     """
-    cars trees houses tables chairs books buildings windows doors boxes bikes trucks boats flowers cabinets pictures rocks bottles
-    lamps gardens bridges stores shops towers walls hills rivers machines computers plants animals mountains horses dogs cats
-    chickens cows planes trains buses
-    """.split()
+    cars trees houses tables chairs books buildings windows doors boxes bikes trucks boats flowers cabinets pictures
+    rocks bottles lamps gardens bridges stores shops towers walls hills rivers machines computers plants animals
+    mountains horses dogs cats chickens cows planes trains buses
+    """
 )
 
-ACRONYM_WORDS = tuple(
+ACRONYM_WORDS = _words(
     """
-    Federal Reserve Board National Security Agency Central Bank American Medical Association World Health Organization Public
-    Research Institute United States Department Energy European Space Council Human Rights Commission International Trade
-    Union General Motor Company Royal Society Environmental Protection Committee Digital Media Group Advanced Technology Center
-    Global Finance Network Social Science Foundation Urban Development Program Local Government Office Modern History Museum
-    Northern Light House Eastern Railway Service Western Power Station Southern Water Authority Regional Transport Bureau Civil
-    Defense Force Basic Income Plan Open Source Project Private Equity Fund Data Quality Review Child Welfare League Virtual
-    Reality Lab Mobile Phone Market Labor Relations Team Nuclear Test Zone Legal Aid Clinic Youth Sports Federation Professional
-    Teachers Academy Junior Chess Club Marine Wildlife Trust Industrial Design School Cultural Heritage Library Mental Care
-    Hospital Annual Budget Report Electric Vehicle Industry Joint Task Unit Language Learning System Early Warning Radar Heavy
-    Metal Band Green Party Alliance Free Software Movement Home Owners Register Personal Computer User Guide Key Value Index
-    """.split()
+    Federal Reserve Board National Security Agency Central Bank American Medical Association World Health
+    Organization Public Research Institute United States Department Energy European Space Council Human Rights
+    Commission International Trade Union General Motor Company Royal Society Environmental Protection Committee
+    Digital Media Group Advanced Technology Center Global Finance Network Social Science Foundation Urban
+    Development Program Local Government Office Modern History Museum Northern Light House Eastern Railway Service
+    Western Power Station Southern Water Authority Regional Transport Bureau Civil Defense Force Basic Income Plan
+    Open Source Project Private Equity Fund Data Quality Review Child Welfare League Virtual Reality Lab Mobile
+    Phone Market Labor Relations Team Nuclear Test Zone Legal Aid Clinic Youth Sports Federation Professional
+    Teachers Academy Junior Chess Club Marine Wildlife Trust Industrial Design School Cultural Heritage Library
+    Mental Care Hospital Annual Budget Report Electric Vehicle Industry Joint Task Unit Language Learning System
+    Early Warning Radar Heavy Metal Band Green Party Alliance Free Software Movement Home Owners Register Personal
+    Computer User Guide Key Value Index
+    """
 )
 
-# By how many tokenizers have the capital as one token, because the parts take every third country: each gets its share. Where a
-# capital has two words the first is the answer.
+# Ordered by how many tokenizers have the capital as one token: the parts take every third country, and so each gets its
+# share. Where a capital has two words the first is the answer.
 CAPITALS = {
     "France": "Paris", "England": "London", "Germany": "Berlin", "Spain": "Madrid", "Italy": "Rome", "Russia": "Moscow",
     "Japan": "Tokyo", "China": "Beijing", "Egypt": "Cairo", "Greece": "Athens", "Austria": "Vienna", "Poland": "Warsaw",
@@ -111,11 +121,11 @@ CAPITALS = {
 }  # fmt: skip
 
 CATEGORIES = {
-    "an animal": tuple("cat dog horse cow lion tiger bear rabbit mouse monkey snake duck goat sheep fox".split()),
-    "a fruit": tuple("apple banana orange lemon cherry peach grape mango berry".split()),
-    "a color": tuple("red blue green yellow purple pink brown black white gray".split()),
-    "a vehicle": tuple("car truck bus train boat plane ship bicycle van taxi".split()),
-    "a tool": tuple("hammer saw knife drill axe wrench shovel".split()),
-    "a drink": tuple("coffee tea milk juice beer wine water".split()),
-    "a piece of clothing": tuple("shirt hat coat dress jacket sock skirt".split()),
+    "an animal": _words("cat dog horse cow lion tiger bear rabbit mouse monkey snake duck goat sheep fox"),
+    "a fruit": _words("apple banana orange lemon cherry peach grape mango berry"),
+    "a color": _words("red blue green yellow purple pink brown black white gray"),
+    "a vehicle": _words("car truck bus train boat plane ship bicycle van taxi"),
+    "a tool": _words("hammer saw knife drill axe wrench shovel"),
+    "a drink": _words("coffee tea milk juice beer wine water"),
+    "a piece of clothing": _words("shirt hat coat dress jacket sock skirt"),
 }

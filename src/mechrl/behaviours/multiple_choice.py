@@ -1,4 +1,4 @@
-"""Multiple choice between (A) and (B): in the paper's wording by content, and two wordings that ask for less understanding."""
+"""Multiple choice between (A) and (B): in the paper's wording by content, and two wordings that ask for less."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_label(lexicon: Lexicon, rng: Random) -> Row:
 def first_label(lexicon: Lexicon, rng: Random) -> Row:
     """One of the labels on offer; corrupted: other labels."""
     first, second = rng.sample(lexicon.single(OBJECTS, "objects"), 2)
-    (x, y), (v, w) = rng.sample(("AB", "XY"), 2)
+    (x, y), (v, w) = rng.sample((("A", "B"), ("X", "Y")), 2)
     clean = LABELS.format(x=x, y=y, first=first, second=second)
     corrupt = LABELS.format(x=v, y=w, first=first, second=second)
     return Row(clean, corrupt, (x, y), (v, w))
@@ -47,7 +47,7 @@ BEHAVIOURS = (
         family="multiple-choice",
         split="held-out",
         metric="kl",
-        description="picks by content: 'Which of these is an animal? Answer Choices: (A) cat (B) car Answer: (' → A, not B",
+        description="picks by content: 'Which of these is an animal? Answer Choices: (A) cat (B) car Answer: (' → A",
         source=by_content,
         known=known("circuit", "Li & Gao 2025", "medium", "8.1 10.8 m9"),
     ),

@@ -1,4 +1,4 @@
-"""Syllogisms about two statements, one true or false, the other like it (simple) or its opposite. Corrupted: the other truth.
+"""Syllogisms: a statement is true or false, another is like it (simple) or its opposite. Corrupted: the other truth.
 
 The letters of the statements vary; a pair of letters, in either order and with either truth, belongs to one part.
 """
@@ -34,7 +34,7 @@ BEHAVIOURS = (
         family="simple-syllogism",
         split="held-out",
         metric="logit-difference",
-        description="carries a truth value over: 'Statement A is true. Statement B matches statement A. Statement B is' → true",
+        description="carries truth over: 'Statement A is true. Statement B matches statement A. Statement B is' → true",
         source=partial(draw, SIMPLE, False),
         known=SIMPLE_KNOWN,
     ),
@@ -43,7 +43,7 @@ BEHAVIOURS = (
         family="opposite-syllogism",
         split="held-out",
         metric="logit-difference",
-        description="reverses a truth value: 'Statement A and statement B are opposite. Statement A is true. Statement B is' → false",
+        description="reverses truth: 'Statement A and statement B are opposite. Statement A is true. …' → false",
         source=partial(draw, OPPOSITE, True),
         known=known("circuit", SARAIPOUR, "medium", "7.3 8.8 8.10 9.7 10.7 m7 m8 m9 m10"),
     ),
@@ -52,7 +52,7 @@ BEHAVIOURS = (
         family="simple-syllogism",
         split="extra",
         metric="logit-difference",
-        description="carries a truth value over: 'A and B are the same. If A is true, then B is also' → true",
+        description="carries truth over: 'A and B are the same. If A is true, then B is also' → true",
         source=partial(draw, SAME, False),
     ),
 )
