@@ -70,7 +70,8 @@ def test_logits_are_those_of_transformers(model: Model, gguf_file: Path) -> None
     ).eval()
     for prompt in PROMPTS:
         ids = torch.tensor([model.tokenizer.prompt(prompt)])
-        torch.testing.assert_close(plain_forward(model, ids), reference(ids).logits, atol=1e-3, rtol=0)
+        # 5e-5 measured; either side's float32 is 1.1e-4 away from float64
+        torch.testing.assert_close(plain_forward(model, ids), reference(ids).logits, atol=2e-4, rtol=0)
 
 
 def test_it_knows_something(model: Model) -> None:

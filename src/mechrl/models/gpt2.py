@@ -14,8 +14,8 @@ from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, ch
 def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Model:
     """Builds the model from a `transformers` GPT2Config and the tensors of its checkpoint.
 
-    Saved models prefix their keys with `transformer.`; the hub's original file does not, and carries `attn.bias` buffers (the
-    causal mask), which are ignored.
+    Saved models prefix their keys with `transformer.`; the hub's original file does not, and carries `attn.bias`
+    buffers (the causal mask), which are ignored.
     """
     tensors = {
         key.removeprefix("transformer."): value
@@ -53,7 +53,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         W_out, b_out = w.get(p + "mlp.c_proj.weight", m, d), w.get(p + "mlp.c_proj.bias", d)
         mlps.append(MLP(W_in, b_in, None, None, W_out, b_out, check_activation(config.activation_function)))
 
-    embedding = w.get("wte.weight", V, d)
+    embedding, tied = w.get("wte.weight", V, d), config.tie_word_embeddings
     return Model(
         name=name,
         spec=spec,
@@ -65,7 +65,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         mlp=tuple(mlps),
         final_gain=w.get("ln_f.weight", d),
         final_shift=w.get("ln_f.bias", d),
-        unembedding=embedding if config.tie_word_embeddings else w.get("lm_head.weight", V, d),
-        checksum=checksum({k: v for k, v in tensors.items() if k != "lm_head.weight" or not config.tie_word_embeddings}),
+        unembedding=embedding if tied else w.get("lm_head.weight", V, d),
+        checksum=checksum({k: v for k, v in tensors.items() if k != "lm_head.weight" or not tied}),
     )
 

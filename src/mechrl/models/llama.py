@@ -1,4 +1,4 @@
-"""Llama and its kin (SmolLM2, Mistral, Qwen2): RMSNorm, rotary positions, grouped-query attention, gated MLP, optional biases."""
+"""Llama and its kin (SmolLM2, Mistral, Qwen2): RMSNorm, rotary positions, grouped-query attention, gated MLP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, ch
 
 
 def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Model:
-    """Builds the model from a `transformers` LlamaConfig, MistralConfig or Qwen2Config and the tensors of its checkpoint."""
+    """Builds the model from a `transformers` LlamaConfig, MistralConfig or Qwen2Config and its checkpoint's tensors."""
     tensors = {k.removeprefix("model."): v for k, v in tensors.items() if not k.endswith("rotary_emb.inv_freq")}
     w = Weights(tensors, name)
     d, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     e = getattr(config, "head_dim", None) or d // H
     m, V = config.intermediate_size, config.vocab_size
     # sliding-window attention is plain attention for prompts no longer than the window
-    n_ctx = min(config.max_position_embeddings, getattr(config, "sliding_window", None) or config.max_position_embeddings)
+    longest = config.max_position_embeddings
+    n_ctx = min(longest, getattr(config, "sliding_window", None) or longest)
     spec = Spec("llama", config.num_hidden_layers, H, G, d, e, m, V, n_ctx, "rms", config.rms_norm_eps)
     if "layers.0.self_attn.q_norm.weight" in w:
         raise MechRLError(f"{name}: normalised queries and keys (Qwen3-like) are not supported")
@@ -40,8 +41,10 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         attention.append(Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, torch.zeros(d) if b_o is None else b_o, e**-0.5))
 
         gain = w.get(p + "post_attention_layernorm.weight", d)
-        W_in, b_in = fold(w.get(p + "mlp.up_proj.weight", m, d).T, w.optional(p + "mlp.up_proj.bias", m), gain, None)
-        W_gate, b_gate = fold(w.get(p + "mlp.gate_proj.weight", m, d).T, w.optional(p + "mlp.gate_proj.bias", m), gain, None)
+        W, b = w.get(p + "mlp.up_proj.weight", m, d), w.optional(p + "mlp.up_proj.bias", m)
+        W_in, b_in = fold(W.T, b, gain, None)
+        W, b = w.get(p + "mlp.gate_proj.weight", m, d), w.optional(p + "mlp.gate_proj.bias", m)
+        W_gate, b_gate = fold(W.T, b, gain, None)
         b_out = w.optional(p + "mlp.down_proj.bias", d)
         W_out = w.get(p + "mlp.down_proj.weight", d, m).T.contiguous()
         b_out = torch.zeros(d) if b_out is None else b_out
@@ -67,7 +70,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
 
 
 def rotary(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [e / 2] and the factor on cos and sin, as `transformers` computes them (scaled variants included)."""
+    """Inverse frequencies [e / 2] and the factor on cos and sin, as `transformers` computes them, scaled ones too."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

