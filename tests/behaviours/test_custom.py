@@ -81,7 +81,10 @@ MISTAKES = {
     "identical prompts": ({**ROW, "corrupt": ROW["clean"]}, "line 2: the clean and the corrupted prompt are identical"),
     "answer among foils": ({**ROW, "foil": [" x", ROW["answer"]]}, "line 2: ' Paris' is an answer and a foil"),
     "same pair again": (GOOD[1], "line 2: the same pair of prompts as in .*line 1"),
-    "unknown metric": ({**ROW, "metric": "bleu"}, "line 2: another metric than in .*line 1"),
+    "unknown metric": ({**ROW, "metric": ["kl"]}, r"line 2: unknown metric \['kl'\]; there are logit-difference"),
+    "another metric": ({**ROW, "metric": "kl"}, r"line 2: another metric \(kl\) than in .*line 1 \(logit-difference\)"),
+    "half a character": ({**ROW, "answer": "\ud83d"}, "line 2: 'answer' has half of a surrogate pair"),
+    "endless number": (f'{{"clean": {"1" * 5000}}}', "line 2: not JSON"),
     "unknown part": ({**ROW, "part": "train"}, "line 2: unknown part 'train'"),
     "part in one row": ({**ROW, "part": "test"}, "line 2: either every row has a 'part' or none"),
     "unequal lengths": (

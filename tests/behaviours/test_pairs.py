@@ -24,7 +24,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @ALL
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**40), n=st.integers(1, 30), part=st.sampled_from(PARTS))
 def test_pairs_are_sound(tokenizer: Tokenizer, behaviour: Behaviour, seed: int, n: int, part) -> None:
     pairs = behaviour.pairs(tokenizer, n, seed, part)
@@ -98,7 +98,7 @@ def test_fewer_words_still_make_pairs() -> None:
         ),
         ("acronyms", set("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), "last letter of an acronym"),
         ("ioi", {"When"}, "words that the tokenizer does not know"),
-        ("gendered-pronoun", {"he"}, "' he' is not a single token"),
+        ("gendered-pronoun", {"he"}, "does not know the (answer|foil) ' he'"),
     ],
 )
 def test_what_cannot_be_built_says_why(name: str, unknown: set[str], reason: str) -> None:

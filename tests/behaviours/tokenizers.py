@@ -7,12 +7,14 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tokenizers import Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from mechrl.behaviours import words
-from mechrl.models import load_model
+from mechrl.errors import MechRLError
+from mechrl.models import smollm2 as smollm2_files
 from mechrl.models.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -49,6 +51,9 @@ def gpt2() -> Tokenizer:
 
 @cache
 def smollm2() -> Tokenizer:
-    tokenizer = load_model("smollm2").tokenizer
-    assert tokenizer is not None
-    return tokenizer
+    try:
+        directory = smollm2_files.directory()
+    except MechRLError as exc:
+        pytest.skip(str(exc))
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    return Tokenizer(backend, bos=backend.token_to_id("<|endoftext|>"))

@@ -90,8 +90,10 @@ def get_behaviour(name_or_path: str | Path) -> Behaviour:
     if path.suffix.lower() in SUFFIXES or path.exists():
         return load_behaviour(path)
     close = difflib.get_close_matches(str(name_or_path), [behaviour.name for behaviour in _ALL], n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(b.name for b in _ALL)}"
-    raise MechRLError(f"unknown behaviour {str(name_or_path)!r}: {hint} A path must end in {' or '.join(SUFFIXES)}")
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(b.name for b in _ALL)};"
+    raise MechRLError(
+        f"unknown behaviour {str(name_or_path)!r}: {hint} the path of your own ends in {' or '.join(SUFFIXES)}"
+    )
 
 
 class _Listener:
@@ -119,5 +121,5 @@ def words(split: Callable[[str], list[str]]) -> list[str]:
     listener = _Listener(split)
     for behaviour in _ALL:
         for part in PARTS:
-            behaviour.pairs(listener, 200, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
+            behaviour.pairs(listener, 100, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
     return sorted(listener.heard)

@@ -251,6 +251,8 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     ids: list[_Ids] = []
     for kind, texts in (("answer", row.answers), ("foil", row.foils)):
         for text in texts:
+            if not lexicon.known(tokenizer.encode(text)):
+                return f"the tokenizer does not know the {kind} {text!r}"
             if lexicon.id(text) is None:
                 hint = "; with a space before it, it is one" if lexicon.id(f" {text}") is not None else ""
                 return f"the {kind} {text!r} is not a single token{hint}"

@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import TypeVar
 
 from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
 from mechrl.errors import MechRLError
+
+T = TypeVar("T")
 
 SUFFIXES = (".jsonl", ".csv")
 FIELDS = ("clean", "corrupt", "answer", "foil")
@@ -51,8 +54,8 @@ def _from_jsonl(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as exc:
-            raise MechRLError(f"{where}: not JSON: {getattr(exc, 'msg', 'nested too deeply')}") from None
+        except (ValueError, RecursionError) as exc:  # beside a syntax error: a number too long, lists nested too deeply
+            raise MechRLError(f"{where}: not JSON: {getattr(exc, 'msg', exc)}") from None
         if not isinstance(row, dict):
             raise MechRLError(f"{where}: a JSON object with {', '.join(FIELDS)} is expected")
         rows.append((where, row))
@@ -83,24 +86,20 @@ def read_rows(
     """Checks what can be checked without a tokenizer; the rest is checked when `pairs` are asked for."""
     if not rows:
         raise MechRLError(f"{name}: no rows; each needs {', '.join(FIELDS)}")
-    metrics: dict[object, str] = {}
     read: list[Row] = []
+    metrics: list[Metric] = []
     seen: dict[tuple[str, str], str] = {}
     for where, fields in rows:
         row = _read_row(where, fields)
         if (first := seen.setdefault((row.clean, row.corrupt), where)) != where:
             raise MechRLError(f"{where}: the same pair of prompts as in {first}")
-        if (row.part is None) != (read[0].part is None if read else row.part is None):
-            raise MechRLError(f"{where}: either every row has a 'part' or none")
-        metrics.setdefault(fields.get("metric", metric), where)
         read.append(row)
-    if len(metrics) > 1:
-        raise MechRLError(f"{list(metrics.values())[1]}: another metric than in {next(iter(metrics.values()))}")
-    (chosen,) = metrics
-    for known in METRICS:
-        if chosen == known:
-            return (tuple(read) if read[0].part else _deal(read)), known
-    raise MechRLError(f"{metrics[chosen]}: unknown metric {chosen!r}; there are {', '.join(METRICS)}")
+        if (row.part is None) != (read[0].part is None):
+            raise MechRLError(f"{where}: either every row has a 'part' or none")
+        metrics.append(_one_of(METRICS, where, "metric", fields.get("metric") or metric))
+        if metrics[-1] != metrics[0]:
+            raise MechRLError(f"{where}: another metric ({metrics[-1]}) than in {read[0].where} ({metrics[0]})")
+    return (tuple(read) if read[0].part else _deal(read)), metrics[0]
 
 
 def _read_row(where: str, fields: Mapping[str, object]) -> Row:
@@ -116,16 +115,25 @@ def _read_row(where: str, fields: Mapping[str, object]) -> Row:
     both = set(answers) & set(foils)
     if both:
         raise MechRLError(f"{where}: {min(both)!r} is an answer and a foil")
-    part = fields.get("part")
-    if part is not None and part not in PARTS:
-        raise MechRLError(f"{where}: unknown part {part!r}; there are {', '.join(PARTS)}")
-    return Row(clean[0], corrupt[0], answers, foils, where=where, part=next((p for p in PARTS if p == part), None))
+    part = _one_of(PARTS, where, "part", fields["part"]) if fields.get("part") else None
+    return Row(clean[0], corrupt[0], answers, foils, where=where, part=part)
+
+
+def _one_of(choices: tuple[T, ...], where: str, field: str, value: object) -> T:
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise MechRLError(f"{where}: unknown {field} {value!r}; there are {', '.join(map(str, choices))}")
 
 
 def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
-    texts = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise MechRLError(f"{where}: {field!r} must be text, not {json.dumps(value, default=str)}")
+    texts: list[str] = []
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(text, str) or not text:
+            raise MechRLError(f"{where}: {field!r} must be text, not {json.dumps(value, default=str)}")
+        if any("\ud800" <= character <= "\udfff" for character in text):  # JSON can escape half a character
+            raise MechRLError(f"{where}: {field!r} has half of a surrogate pair, which is no text")
+        texts.append(text)
     return tuple(texts)
 
 
