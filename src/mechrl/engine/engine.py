@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ from mechrl.engine import mix_triton
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
-from mechrl.engine.stages import AttentionIndex, attention_index, attention_stage, mlp_stage
+from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 
 PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
 _BACKWARD_PASSES = 2
+_CIRCUITS_PER_CHUNK = 128  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
 Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 
@@ -62,10 +63,13 @@ class Engine:
         self.tf32 = tf32
         self.passes = 0.0  # forward 1, backward 2, per circuit and 20 pairs
         self._memory = memory_bytes
+        self._buffer: Tensor | None = None  # the rows' room, kept between runs
+        self._room: Tensor | None = None  # the streams' room, likewise
         self.n_pairs = len(pairs.clean)
         with self._precision():
             self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
         self.clean_log_probs = self.cache.clean_logits.log_softmax(-1)  # [B, V]
+        self._clean_probs = self.clean_log_probs.exp()
         self.kl_cut = float(self._kl(self.cache.corrupt_logits[None])[0].mean())
 
     # ---- public -----------------------------------------------------------------------------------------------------
@@ -101,7 +105,8 @@ class Engine:
 
     def kl_objective(self, logits: Tensor) -> Tensor:
         """KL(model ‖ ·) as an objective for `gradient`: [C, batch, V] to [C, batch]."""
-        return _kl(self.clean_log_probs[self.cache.inverse], logits)
+        log_probs, probs = self.clean_log_probs[self.cache.inverse], self._clean_probs[self.cache.inverse]
+        return (probs * (log_probs - logits.log_softmax(-1))).sum(-1)
 
     def gradient(
         self,
@@ -169,9 +174,9 @@ class Engine:
         parts = [reduce(self.cache.corrupt_logits[None])]  # the place of circuits that are their corrupted selves
         if plan.n_outputs:
             final = run.forward()
-            step = max(1, int(self._budget() // (8 * self.cache.corrupt_logits.nbytes)))
+            step = max(1, int(2**31 // (4 * self.cache.corrupt_logits.nbytes)))  # logits of about half a gigabyte
             parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
-        return torch.cat(parts)[torch.from_numpy(plan.output + 1).to(self.model.device)]
+        return torch.cat(parts)[run.output]
 
     def _gradient(
         self, values: np.ndarray, edges: np.ndarray, objective: Objective | None, against_full: bool
@@ -187,6 +192,7 @@ class Engine:
                 full = _Run(self, plan, None)
                 full.forward()
                 against = full.store
+                self._buffer = None  # its rows must outlive the next run
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
         if not plan.n_outputs:
@@ -201,8 +207,26 @@ class Engine:
         value[has_output] = reached.detach()
         return value, run.backward(grad_final, against).view(C, n)
 
+    def _store(self, plan: Plan, keep: bool) -> Store:
+        """Room for a plan's rows. Fresh pages cost as much as filling them, so the last run's room is used again."""
+        size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
+        buffer = self._buffer
+        if buffer is None or len(buffer) < size:
+            self._buffer = None  # let go of the old one first
+            buffer = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
+        self._buffer = buffer if keep else None
+        return Store(plan, self.cache.n_tokens, self.cache.n_pairs, buffer)
+
+    def _streams_room(self, n_jobs: int) -> Tensor:
+        size = n_jobs * self.cache.n_tokens
+        if self._room is None or len(self._room) < size:
+            self._room = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
+        return self._room
+
     def _kl(self, logits: Tensor) -> Tensor:
-        return _kl(self.clean_log_probs, logits)[:, self.cache.inverse]
+        """[C, batch] KL(model ‖ circuit) of distinct pairs' logits [C, B, V], summed over the vocabulary."""
+        difference = logits.log_softmax(-1).sub_(self.clean_log_probs)
+        return difference.mul_(self._clean_probs).sum(-1).neg_()[:, self.cache.inverse]
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -246,7 +270,7 @@ class Engine:
         need = (rows * copies + per_stage) * per_row
         first, total, budget = 0, 0.0, self._budget()
         for i, bytes_ in enumerate(need):
-            if i > first and total + bytes_ > budget:
+            if i > first and (total + bytes_ > budget or i - first == _CIRCUITS_PER_CHUNK):
                 yield slice(first, i)
                 first, total = i, 0.0
             total += bytes_
@@ -258,23 +282,26 @@ def values_like(values: np.ndarray, model: Model) -> Tensor:
     return torch.zeros(values.shape, device=model.device, dtype=model.dtype)
 
 
-def _kl(clean_log_probs: Tensor, logits: Tensor) -> Tensor:
-    """[C, B] KL(model ‖ circuit), summed over the vocabulary."""
-    difference = clean_log_probs - logits.log_softmax(-1)
-    return (clean_log_probs.exp() * difference).sum(-1)
-
-
 class _Run:
     """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
 
     def __init__(self, engine: Engine, plan: Plan, weight: np.ndarray | None) -> None:
         self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
         like = self.cache.input_difference
-        self.store = Store(plan, self.cache.n_tokens, self.cache.n_pairs, like)
+        self.store = engine._store(plan, keep=weight is None)
         self.store.full[0] = like
         self.fused = weight is None and mix_triton.available(like)
+        # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
+        widest = max((len(stage.full) for stage in plan.stages), default=0)
+        self._room = engine._streams_room(widest) if weight is None and not self.fused else None
         self._blocks: dict[int, list[Block]] = {}
-        self._index: dict[int, AttentionIndex] = {}
+        with _Shipment(plan, like.device) as ship:
+            self.output = ship(plan.output + 1)
+            self._index = {s.layer: attention_index(self.model, s, ship) for s in plan.stages if s.kind == "attention"}
+            self._gather: dict[int, Tensor] = {}
+            if self.fused:
+                pools = [pool for s in plan.stages for pool in (s.full, s.last) if len(pool)]
+                self._gather = {id(pool): ship(mix_triton.gather_index(pool, self.store)) for pool in pools}
 
     def forward(self) -> Tensor:
         """Fills the store; returns the normalised last streams [outputs, B, d]."""
@@ -287,7 +314,7 @@ class _Run:
         """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge); recomputes stage by stage."""
         assert self.weight is not None
         result = grad_final.new_zeros(len(self.weight))
-        grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, grad_final, zero=True)
+        grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, torch.zeros_like(self.store.flat))
         for stage in reversed(self.plan.stages):
             with torch.no_grad():
                 x_full, x_last = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
@@ -316,10 +343,7 @@ class _Run:
     ) -> tuple[Tensor, Tensor]:
         if stage.kind == "mlp":
             return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
-        if stage.layer not in self._index:
-            self._index[stage.layer] = attention_index(self.model, stage, self._ship)
-        index = self._index[stage.layer]
-        return attention_stage(self.model, stage.layer, self.cache, index, x_full, x_last, out_full, out_last)
+        return attention_stage(self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -340,10 +364,10 @@ class _Run:
     def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
         """[J, tokens, d] the normalised streams of a pool's jobs."""
         if self.fused and len(pool):
-            spec = self.model.spec
-            resid = self._resid(stage, last)
-            return mix_triton.mix_and_normalise(pool, self.store, resid, self.cache.last_token if last else None, spec, self._ship)
-        return self._streams(pool, stage, last, finish=self.model.normalise)
+            last_token = self.cache.last_token if last else None
+            index, resid = self._gather[id(pool)], self._resid(stage, last)
+            return mix_triton.mix_and_normalise(len(pool), index, self.store, resid, last_token, self.model.spec)
+        return self._streams(pool, stage, last, finish=self.model.normalise_)
 
     def _streams(
         self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
@@ -353,7 +377,7 @@ class _Run:
         last_token = self.cache.last_token if last else None
         parts = self._blocks_of(pool)
         if len(parts) == 1:
-            return mix(parts[0], self.store, resid, last_token, finish)
+            return mix(parts[0], self.store, resid, last_token, finish, None if last else self._room)
         x = resid.new_empty(len(pool), *resid.shape)
         for block in parts:
             x[block.jobs] = mix(block, self.store, resid, last_token, finish)
@@ -364,5 +388,33 @@ class _Run:
             self._blocks[id(pool)] = blocks(pool, self.weight, self.cache.input_difference)
         return self._blocks[id(pool)]
 
-    def _ship(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device, non_blocking=True)
+
+class _Shipment:
+    """Integer arrays on their way to the device, all in one copy: on a GPU every single one would stall the queue.
+
+    `ship(array)` returns its place on the device at once; the contents are there when the `with` block ends.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
+            heads = sum(len(stage.heads_full) + len(stage.heads_last) for stage in plan.stages)
+            size = plan.n_circuits + sum(len(p.slot) + 3 * len(p) + 1 for p in pools) + 4 * heads
+            self.host = torch.empty(size, dtype=torch.int64, pin_memory=True)
+            self.there = torch.empty(size, dtype=torch.int64, device=device)
+            self.used = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, array: np.ndarray) -> Tensor:
+        if self.device.type != "cuda":
+            return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
+        first, self.used = self.used, self.used + len(array)
+        self.host[first : self.used].numpy()[:] = array
+        return self.there[first : self.used]
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            self.there[: self.used].copy_(self.host[: self.used], non_blocking=True)

@@ -1,7 +1,8 @@
 """The mix: every job's residual stream, `resid_corr + Σ w · row`, from the store of rows; and its gradients.
 
-On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`mix_triton.py`). Everywhere else the
-jobs of one circuit are one small matrix product: they read few distinct rows, W [jobs, rows] @ rows [rows, tokens · d].
+On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`mix_triton.py`). Everywhere else
+either the jobs of one circuit are one small matrix product, W [jobs, rows] @ rows [rows, tokens · d], or, where hardly a row is
+read twice, rows are added one by one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from mechrl.engine.plan import Plan, Pool
 class Store:
     """The rows: a_now(u) − a_corr(u), at all N active tokens (`full`) or at the B prediction positions (`last`)."""
 
-    def __init__(self, plan: Plan, n_tokens: int, n_pairs: int, like: Tensor, zero: bool = False) -> None:
-        make = like.new_zeros if zero else like.new_empty
+    def __init__(self, plan: Plan, n_tokens: int, n_pairs: int, buffer: Tensor) -> None:
+        """`buffer` [at least `Store.size` of the plan, d] holds the rows; it may be used again by the next run."""
         n_full = plan.n_full_slots * n_tokens
-        self.flat = make((n_full + plan.n_last_slots * n_pairs, like.shape[-1]))
+        self.flat = buffer[: Store.size(plan, n_tokens, n_pairs)]
         self.full = self.flat[:n_full].view(plan.n_full_slots, n_tokens, -1)
         self.last = self.flat[n_full:].view(plan.n_last_slots, n_pairs, -1)
+
+    @staticmethod
+    def size(plan: Plan, n_tokens: int, n_pairs: int) -> int:
+        return plan.n_full_slots * n_tokens + plan.n_last_slots * n_pairs
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Block:
     full_slots: Tensor | slice
     last_slots: Tensor | None
     weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
+    sums: list[list[int]] | None  # per stream the full slots that it adds up, where adding is cheaper than a matrix product
     job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
     row_place: np.ndarray  # [n] ... on row row_place[e]
     edge: np.ndarray  # [n] its place in the list of edges
@@ -60,6 +66,9 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
         row_key = pool.slot[part] + pool.slot_is_last[part] * (1 << 40)  # full slots sort first
         rows, row_place = np.unique(row_key, return_inverse=True)
         n_full = int(np.searchsorted(rows, 1 << 40))
+        if n_full == len(rows) > (rows[-1] + 1 - rows[0]) / 2:  # most of a run: read it all in place rather than gather
+            row_place, rows = rows[row_place] - rows[0], np.arange(rows[0], rows[-1] + 1)
+            n_full = len(rows)
         dense = np.zeros((len(jobs), len(rows)), dtype=np.float64)
         dense[job_place, row_place] = 1.0 if weight is None else weight[pool.edge[part]]
         stream = None
@@ -67,6 +76,9 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
             streams, inverse = np.unique(dense, axis=0, return_inverse=True)
             if len(streams) < len(jobs):
                 dense, stream = streams, inverse.reshape(-1)
+        sums = None
+        if weight is None and n_full == len(rows) and dense.sum() <= 2 * dense.any(0).sum():
+            sums = [rows[row.nonzero()[0]].tolist() for row in dense]
         result.append(
             Block(
                 jobs=slice(None) if len(jobs) == len(pool) else _index(jobs, like),
@@ -74,6 +86,7 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
                 full_slots=_range_or_index(rows[:n_full], like),
                 last_slots=None if n_full == len(rows) else _index(rows[n_full:] - (1 << 40), like),
                 weights=torch.from_numpy(dense).to(like),
+                sums=sums,
                 job_place=job_place,
                 row_place=row_place,
                 edge=pool.edge[part],
@@ -88,12 +101,25 @@ def mix(
     resid: Tensor,
     last_token: Tensor | None,
     finish: Callable[[Tensor], Tensor] = lambda x: x,
+    room: Tensor | None = None,
 ) -> Tensor:
-    """[j, tokens, d] streams of a block's jobs; `last_token` for a pool of prediction positions. `finish` is applied per stream."""
-    rows = _rows(block, store, last_token)
+    """[j, tokens, d] streams of a block's jobs; `last_token` for a pool of prediction positions. `finish` is applied per stream.
+
+    The result lies in `room` [.., d] if that is given and large enough.
+    """
     tokens, d = resid.shape
-    base = resid.reshape(1, tokens * d).expand(len(block.weights), -1)
-    x = finish(torch.addmm(base, block.weights, rows.reshape(len(rows), -1)).view(-1, tokens, d))
+    n = len(block.weights)
+    x = resid.new_empty(n, tokens, d) if room is None or len(room) < n * tokens else room[: n * tokens].view(n, tokens, d)
+    if block.sums is not None and last_token is None:
+        for stream, (first, *others) in zip(x, block.sums, strict=True):
+            torch.add(resid, store.full[first], out=stream)
+            for slot in others:
+                stream += store.full[slot]
+    else:
+        rows = _rows(block, store, last_token)
+        base = resid.reshape(1, tokens * d).expand(n, -1)
+        torch.addmm(base, block.weights, rows.reshape(len(rows), -1), out=x.view(n, -1))
+    x = finish(x)
     return x if block.stream is None else x[block.stream]
 
 

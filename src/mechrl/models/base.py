@@ -154,6 +154,13 @@ class Model:
             return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.spec.eps)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.spec.eps)
 
+    def normalise_(self, x: Tensor) -> Tensor:
+        """`normalise` in place, for runs without gradients."""
+        if self.spec.norm == "layer":
+            x -= x.mean(-1, keepdim=True)
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        return x.mul_(mean_square.add_(self.spec.eps).rsqrt_())
+
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """Rotary positions on q or k [..., e]; `position` broadcasts against x's leading dimensions. Identity without them."""
         if self.inverse_frequency is None:

@@ -1,0 +1,125 @@
+"""Everything measured about the engine on a CUDA device, in one go: parity first, then speed, then where the time goes.
+
+    python benchmarks/engine_gpu.py OUT_DIR [gpt2-random smollm2]
+
+Parity compares the device with float64 on the CPU; speed is `mechrl bench engine`; the profile is one call of 128 circuits of
+500 edges, per kernel. Writes OUT_DIR/engine-MODEL.json and prints the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mechrl.behaviours import get_behaviour
+from mechrl.bench import bench_engine, random_gpt2_small, random_pairs, sample_masks
+from mechrl.engine import Engine
+from mechrl.engine.plan import make_plan
+from mechrl.models import load_model
+
+
+def parity(model, pairs) -> None:
+    """f and mask gradients on the device against the CPU, with and without TF32."""
+    graph = model.graph
+    rng = np.random.default_rng(0)
+    edges = np.sort(rng.choice(graph.n_edges, 3000, replace=False))
+    masks = rng.random((6, 3000)) < np.array([0.05, 0.2, 0.5, 0.8, 0.95, 1.0])[:, None]
+    exact = Engine(model.to("cpu", torch.float64), pairs)
+    f = exact.faithfulness(masks, edges)
+    whole = np.ones((2, graph.n_edges), dtype=bool)
+    whole[1, rng.choice(graph.n_edges, graph.n_edges // 3, replace=False)] = False
+    f_whole = exact.faithfulness(whole)
+    for tf32 in (False, True):
+        engine = Engine(model, pairs, tf32=tf32)
+        error = (engine.faithfulness(masks, edges).cpu() - f).abs().max().item()
+        error_whole = (engine.faithfulness(whole).cpu() - f_whole).abs().max().item()
+        logits = (engine.clean_logits.cpu() - exact.clean_logits).abs().max().item()
+        print(f"parity {model.name} tf32={tf32}: max|f - f64| {error:.2e} (candidate masks) {error_whole:.2e} (whole graph); logits {logits:.2e}")
+    weights = rng.random((2, 3000))
+    a = Engine(model, pairs, tf32=False).gradient(weights, edges).gradient.cpu()
+    b = exact.gradient(weights, edges).gradient
+    print(f"parity {model.name} gradient: relative error {((a - b).norm() / b.norm()).item():.2e}")
+
+
+def where_the_time_goes(model, pairs, n: int = 128) -> None:
+    engine = Engine(model, pairs)
+    scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
+    masks, edges = sample_masks(engine, scores, n, 500)
+    engine.faithfulness(masks, edges)
+    circuit, column = np.nonzero(masks)
+    begin = time.perf_counter()
+    plan = make_plan(model.graph, circuit, edges[column], n)
+    print(f"plan: {1000 * (time.perf_counter() - begin):.1f} ms for {n} circuits")
+    N, B, d = engine.cache.n_tokens, engine.cache.n_pairs, model.spec.d_model
+    full_edges = sum(len(s.full.slot) for s in plan.stages)
+    full_jobs = sum(len(s.full) for s in plan.stages)
+    mlps = sum(len(s.full) for s in plan.stages if s.kind == "mlp")
+    mlps_last = sum(len(s.last) for s in plan.stages if s.kind == "mlp")
+    heads = sum(len(s.heads_full) for s in plan.stages)
+    width = (3 if model.mlp[0].W_gate is not None else 2) * d * model.spec.d_mlp
+    flops = 2 * (N * mlps + B * mlps_last) * width + 2 * N * d * model.spec.d_head * (full_jobs - mlps + heads)
+    flops += 2 * n * B * d * model.spec.vocab_size
+    bytes_ = 4 * N * d * (full_edges + 2 * full_jobs + plan.n_full_slots)
+    print(
+        f"per circuit: {full_edges / n:.0f} edges read at {N} tokens, {full_jobs / n:.0f} streams, {mlps / n:.1f} MLPs at all"
+        f" positions and {mlps_last / n:.1f} at the last; {flops / n / 1e9:.1f} GFLOP, {bytes_ / n / 1e6:.0f} MB of rows and streams"
+    )
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
+        engine.faithfulness(masks, edges).sum().item()
+    print(p.key_averages().table(sort_by="self_cuda_time_total", row_limit=16, max_name_column_width=60))
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(5):
+        engine.faithfulness(np.concatenate([masks] * 4) , edges)
+    torch.cuda.synchronize()
+    print(f"identical x4: {(time.perf_counter() - begin) / 5 * 1000:.1f} ms")
+
+
+def ceilings() -> None:
+    a = torch.randn(8192, 8192, device="cuda")
+    b = torch.empty_like(a)
+    big = torch.randn(2**30, device="cuda")
+    out = torch.empty_like(big)
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+    def t(f, n=10):
+        f()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(n):
+            f()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / n
+
+    copy, mm = t(lambda: out.copy_(big)), t(lambda: torch.mm(a, a, out=b))
+    print(f"ceilings: copy {2 * big.nbytes / copy / 1e12:.2f} TB/s, TF32 product {2 * 8192**3 / mm / 1e12:.0f} TFLOP/s")
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[2:] or ["gpt2-random", "smollm2"]:
+        if name == "gpt2-random":
+            model = random_gpt2_small().to("cuda")
+            pairs = random_pairs(model.spec.vocab_size, 20, 16)
+        else:
+            model = load_model(name, device="cuda")
+            assert model.tokenizer is not None
+            pairs = get_behaviour("ioi").pairs(model.tokenizer, 20)
+        parity(model, pairs)
+        result = bench_engine(model, pairs, (1, 16, 128, 512), 5, report=print)
+        (out / f"engine-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print({k: v for k, v in result.items() if k != "rows"})
+        where_the_time_goes(model, pairs)
+    ceilings()
+
+
+if __name__ == "__main__":
+    main()

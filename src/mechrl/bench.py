@@ -1,0 +1,159 @@
+"""How fast the engine is, next to a plain `transformers` forward of the same prompts in the same run."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mechrl.engine import Engine
+from mechrl.graph import Graph
+from mechrl.models.base import Model, Spec
+
+CANDIDATES = 3000  # the paper's candidate set, K
+
+
+@dataclass(frozen=True)
+class RandomPairs:
+    """Pairs for a model without a tokenizer: random tokens that differ in three places, as IOI's names do."""
+
+    clean: list[list[int]]
+    corrupt: list[list[int]]
+
+
+def random_pairs(vocab_size: int, n: int, length: int, seed: int = 0) -> RandomPairs:
+    rng = np.random.default_rng(seed)
+    clean = rng.integers(0, vocab_size, (n, length))
+    corrupt = clean.copy()
+    places = [2, 4, max(length - 6, 5)]  # position 0 is the opening token, position 1 the first word
+    corrupt[:, places] = (clean[:, places] + rng.integers(1, vocab_size, (n, 3))) % vocab_size
+    return RandomPairs(clean.tolist(), corrupt.tolist())
+
+
+def sample_masks(engine: Engine, scores: np.ndarray, n: int, keep: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """`n` circuits of `keep` edges within the candidate set, the `CANDIDATES` edges of highest |score|: masks and their edges.
+
+    Circuits on a search's way are what is evaluated in earnest, so these are drawn like them: the highest scores, blurred by
+    Gumbel noise. (A uniformly random edge set of this size would be mostly dead, and measure nothing.)
+    """
+    rng = np.random.default_rng(seed)
+    edges = np.sort(np.argsort(-np.abs(scores))[: max(CANDIDATES, keep)])
+    priority = np.log(np.abs(scores[edges]) + 1e-30) + rng.gumbel(size=(n, len(edges)))
+    masks = np.zeros((n, len(edges)), dtype=bool)
+    np.put_along_axis(masks, np.argsort(-priority, axis=1)[:, :keep], True, axis=1)
+    return masks, edges
+
+
+def random_gpt2_small() -> Model:
+    """GPT-2 small's shape with random weights: speed can be measured without its weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from mechrl.models import gpt2
+
+    torch.manual_seed(0)
+    module = GPT2LMHeadModel(GPT2Config())
+    return gpt2.from_checkpoint("gpt2-random", module.config, {k: v.detach() for k, v in module.state_dict().items()})
+
+
+def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
+    """`transformers`' own model of this shape, with random weights: time does not depend on their values."""
+    if spec.architecture == "gpt2":
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        shape = dict(n_layer=spec.n_layers, n_head=spec.n_heads, n_embd=spec.d_model, n_inner=spec.d_mlp, vocab_size=spec.vocab_size)
+        return GPT2LMHeadModel(GPT2Config(**shape, n_positions=spec.n_ctx)).to(device).eval()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = dict(num_hidden_layers=spec.n_layers, num_attention_heads=spec.n_heads, num_key_value_heads=spec.n_kv_heads)
+    shape |= dict(hidden_size=spec.d_model, intermediate_size=spec.d_mlp, head_dim=spec.d_head, vocab_size=spec.vocab_size)
+    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).to(device).eval()
+
+
+def bench_engine(
+    model: Model, pairs: Any, batches: tuple[int, ...], repeats: int, tf32: bool = True, report: Callable[[str], None] = lambda s: None
+) -> dict[str, Any]:
+    """Milliseconds a circuit for all edges, 3000 and 500 edges at several batch sizes; medians of `repeats` runs."""
+    device = model.device
+    engine = Engine(model, pairs, tf32=tf32)
+    report("attribution: the candidate set is the highest |EAP| scores of these prompts")
+    scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
+    longest = max(len(c) for c in pairs.clean)
+    ids = torch.tensor([[*c, *[0] * (longest - len(c))] for c in pairs.clean], device=device)
+    reference = yardstick(model.spec, device)
+
+    def plain() -> None:
+        with torch.no_grad(), engine._precision():
+            reference(ids, use_cache=False, logits_to_keep=1)
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    rows = []
+    yard = [_seconds(plain, device, repeats)]
+    for edges in (model.graph.n_edges, CANDIDATES, 500):
+        if edges > model.graph.n_edges:
+            continue
+        masks, universe = sample_masks(engine, scores, max(batches), edges)
+        if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another edge of the first layer
+            masks[np.arange(len(masks)), np.arange(len(masks))] = False
+        live = model.graph.prune(_whole(model.graph, masks[:8], universe)).sum(1).mean()
+        for n in batches:
+            seconds = _seconds(lambda m=masks[:n], u=universe: engine.faithfulness(m, u).sum().item(), device, repeats)
+            per_circuit = 1000 * seconds / n
+            rows.append(
+                dict(
+                    edges=int(edges),
+                    live_edges=round(float(live), 1),
+                    circuits=n,
+                    ms_per_circuit=round(per_circuit, 4),
+                    circuits_per_second=round(1000 / per_circuit, 2),
+                )
+            )
+            report(f"{edges:>6} edges, {n:>4} circuits a call: {per_circuit:.3f} ms a circuit, {1000 / per_circuit:.1f} circuits/s")
+        yard.append(_seconds(plain, device, repeats))
+    yard_ms = 1000 * statistics.median(yard)
+    for row in rows:
+        row["of_yardstick"] = round(row["ms_per_circuit"] / yard_ms, 4)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return dict(
+        model=model.name,
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        tf32=bool(tf32 and device.type == "cuda"),
+        pairs=len(pairs.clean),
+        longest_prompt=longest,
+        active_tokens=engine.cache.n_tokens,
+        yardstick_ms=round(yard_ms, 4),
+        peak_memory_mb=round(peak, 1),
+        rows=rows,
+    )
+
+
+def _whole(graph: Graph, masks: np.ndarray, universe: np.ndarray) -> np.ndarray:
+    """Masks over some edges as masks over all edges."""
+    whole = np.zeros((len(masks), graph.n_edges), dtype=bool)
+    whole[:, universe] = masks
+    return whole
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median wall time of one call after a warm-up; every call ends with the device idle."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    once()
+    return statistics.median(once() for _ in range(repeats))
