@@ -20,6 +20,7 @@ from mechrl.behaviours import get_behaviour
 from mechrl.bench import bench_engine, random_gpt2_small, random_pairs, sample_masks
 from mechrl.engine import Engine
 from mechrl.engine.plan import make_plan
+from mechrl.graph import EdgeSet
 from mechrl.models import load_model
 
 
@@ -51,9 +52,9 @@ def where_the_time_goes(model, pairs, n: int = 128) -> None:
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
     masks, edges = sample_masks(engine, scores, n, 500)
     engine.faithfulness(masks, edges)
-    circuit, column = np.nonzero(masks)
+    edge_set = EdgeSet(model.graph, edges)
     begin = time.perf_counter()
-    plan = make_plan(model.graph, circuit, edges[column], n)
+    plan = make_plan(edge_set, masks)
     print(f"plan: {1000 * (time.perf_counter() - begin):.1f} ms for {n} circuits")
     N, B, d = engine.cache.n_tokens, engine.cache.n_pairs, model.spec.d_model
     full_edges = sum(len(s.full.slot) for s in plan.stages)

@@ -101,7 +101,7 @@ def bench_engine(
         masks, universe = sample_masks(engine, scores, max(batches), edges)
         if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another edge of the first layer
             masks[np.arange(len(masks)), np.arange(len(masks))] = False
-        live = model.graph.prune(_whole(model.graph, masks[:8], universe)).sum(1).mean()
+        live = model.graph.prune(masks[:8], universe).sum(1).mean()
         for n in batches:
             seconds = _seconds(lambda m=masks[:n], u=universe: engine.faithfulness(m, u).sum().item(), device, repeats)
             per_circuit = 1000 * seconds / n
@@ -136,13 +136,6 @@ def bench_engine(
         peak_memory_mb=round(peak, 1),
         rows=rows,
     )
-
-
-def _whole(graph: Graph, masks: np.ndarray, universe: np.ndarray) -> np.ndarray:
-    """Masks over some edges as masks over all edges."""
-    whole = np.zeros((len(masks), graph.n_edges), dtype=bool)
-    whole[:, universe] = masks
-    return whole
 
 
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:

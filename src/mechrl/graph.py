@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -164,70 +165,99 @@ class Graph:
 
     # ---- pruning ----------------------------------------------------------------------------------------------------
 
+    def prune(self, masks: np.ndarray, edges: np.ndarray | None = None) -> np.ndarray:
+        """Removes edges that lie on no path from the input to the logits: [C, E] or [E] bool in, the same out.
+
+        With `edges` [n] (ascending), masks are over those edges alone and all others are cut.
+        """
+        part = self.everything if edges is None else EdgeSet(self, edges)
+        return part.prune(np.atleast_2d(np.array(masks, dtype=bool))).reshape(np.shape(masks))
+
+    @cached_property
+    def everything(self) -> EdgeSet:
+        """All edges, as a set."""
+        return EdgeSet(self, np.arange(self.n_edges))
+
+
+class Segments:
+    """Runs of equal values in an ascending array."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.start = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else np.zeros(0, int)
+        self.value = values[self.start]
+        self.length = np.diff(np.append(self.start, len(values)))
+
+    def any(self, flags: np.ndarray) -> np.ndarray:
+        """[C, n] to [C, segments]: is any flag of the segment set?"""
+        return np.logical_or.reduceat(flags, self.start, axis=1)
+
+    def spread(self, flags: np.ndarray) -> np.ndarray:
+        """[C, segments] to [C, n]."""
+        return np.repeat(flags, self.length, axis=1)
+
+
+class StageEdges:
+    """The edges of a set that are read in one stage (a layer's attention, its MLP, or the logits): columns a:b of the set."""
+
+    def __init__(self, graph: Graph, stage: int, edges: np.ndarray, a: int, b: int) -> None:
+        self.stage, self.columns = stage, slice(a, b)
+        self.layer, is_mlp = divmod(stage, 2)
+        self.kind = "logits" if self.layer == graph.n_layers else ("mlp" if is_mlp else "attention")
+        self.source = graph.edge_source[edges[a:b]]
+        self.receivers = Segments(graph.edge_receiver[edges[a:b]] - self.layer * graph.receivers_per_layer)
+        self.by_source = np.argsort(self.source, kind="stable")
+        self.sources = Segments(self.source[self.by_source])
+
+
+class EdgeSet:
+    """A set of edges, ascending, cut into stages: what masks over those edges need to be pruned and planned quickly."""
+
+    def __init__(self, graph: Graph, edges: np.ndarray) -> None:
+        self.graph, self.edges = graph, np.asarray(edges)
+        bounds = np.searchsorted(graph.edge_stage[self.edges], np.arange(2 * graph.n_layers + 2)).tolist()
+        self.stages = [
+            StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
+        ]
+
     def prune(self, masks: np.ndarray) -> np.ndarray:
-        """Removes edges that lie on no path from the input to the logits. [C, E] or [E] bool in, the same out.
+        """Removes dead edges from masks [C, n] over the set, in place.
 
         A node lives if it has a live edge in (the input is exempt) and a live edge out. The graph is layered, so one sweep up
         (which nodes can be reached from the input) and one sweep down (which reach the logits) are the fixed point. Under
         corrupted patching this changes no output: an unreached node is its corrupted self, an unread node is read by nobody.
         """
-        batch = np.atleast_2d(np.asarray(masks, dtype=bool))
-        circuit, edge = np.nonzero(batch)
-        keep = self.prune_edges(circuit, edge, len(batch))
-        pruned = np.zeros_like(batch)
-        pruned[circuit[keep], edge[keep]] = True
-        return pruned.reshape(np.shape(masks))
-
-    def prune_edges(self, circuit: np.ndarray, edge: np.ndarray, n_circuits: int) -> np.ndarray:
-        """`prune` on a list of kept edges (circuit, edge), in any order: which of them live, [n] bool."""
-        source, receiver, stage = self.edge_source[edge], self.edge_receiver[edge], self.edge_stage[edge]
-        order = np.argsort(stage, kind="stable")
-        bounds = np.searchsorted(stage[order], np.arange(2 * self.n_layers + 2))
-        stages = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        keep = np.zeros(len(edge), dtype=bool)
-
-        reached = np.zeros((n_circuits, self.n_sources), dtype=bool)  # has a path from the input
+        reached = np.zeros((len(masks), self.graph.n_sources), dtype=bool)
         reached[:, 0] = True
-        for s, rows in enumerate(stages):
-            keep[rows] = reached[circuit[rows], source[rows]]
-            self._mark_outputs(s, circuit[rows], receiver[rows], keep[rows], reached)
+        for stage in self.stages:
+            live = masks[:, stage.columns]
+            live &= reached[:, stage.source]
+            self._mark_outputs(stage, stage.receivers.any(live), reached)
+        needed = np.zeros_like(reached)
+        for stage in reversed(self.stages):
+            live = masks[:, stage.columns]
+            if stage.kind != "logits":
+                live &= stage.receivers.spread(self._needed_receivers(stage, needed))
+            needed[:, stage.sources.value] |= stage.sources.any(live[:, stage.by_source])
+        return masks
 
-        needed = np.zeros((n_circuits, self.n_sources), dtype=bool)  # has a path to the logits
-        for s, rows in reversed(list(enumerate(stages))):
-            rows = rows[keep[rows]]
-            keep[rows] = self._needed_receivers(s, circuit[rows], receiver[rows], needed)
-            rows = rows[keep[rows]]
-            needed[circuit[rows], source[rows]] = True
-        return keep
+    def _mark_outputs(self, stage: StageEdges, receiver_live: np.ndarray, reached: np.ndarray) -> None:
+        """A node is reached if any of its receivers has a live edge in."""
+        graph = self.graph
+        if stage.kind == "mlp":
+            reached[:, graph.mlp(stage.layer)] = receiver_live[:, 0]
+        elif stage.kind == "attention":
+            H, G = graph.n_heads, graph.n_kv_heads
+            by_receiver = np.zeros((len(reached), H + 2 * G), dtype=bool)
+            by_receiver[:, stage.receivers.value] = receiver_live
+            by_kv = by_receiver[:, H : H + G] | by_receiver[:, H + G :]
+            heads = by_receiver[:, :H] | np.repeat(by_kv, H // G, axis=1)
+            reached[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)] = heads
 
-    def _mark_outputs(self, stage: int, circuit: np.ndarray, receiver: np.ndarray, live: np.ndarray, reached: np.ndarray) -> None:
-        """A node of this stage is reached if any of its receivers has a live edge in."""
-        layer, is_mlp = divmod(stage, 2)
-        circuit, receiver = circuit[live], receiver[live]
-        if layer == self.n_layers or not len(circuit):
-            return
-        if is_mlp:
-            reached[circuit, self.mlp(layer)] = True
-            return
-        offset = receiver - layer * self.receivers_per_layer
-        is_q = offset < self.n_heads
-        reached[circuit[is_q], self.head(layer, 0) + offset[is_q]] = True
-        if not is_q.all():
-            kv = (offset[~is_q] - self.n_heads) % self.n_kv_heads
-            per_kv = self.n_heads // self.n_kv_heads
-            heads = self.head(layer, 0) + kv[:, None] * per_kv + np.arange(per_kv)
-            reached[circuit[~is_q][:, None], heads] = True
-
-    def _needed_receivers(self, stage: int, circuit: np.ndarray, receiver: np.ndarray, needed: np.ndarray) -> np.ndarray:
-        """[n] a receiver is needed if any node it feeds is needed; the logits always are."""
-        layer, is_mlp = divmod(stage, 2)
-        if layer == self.n_layers:
-            return np.ones(len(circuit), dtype=bool)
-        if is_mlp:
-            return needed[circuit, self.mlp(layer)]
-        offset = receiver - layer * self.receivers_per_layer
-        per_kv = self.n_heads // self.n_kv_heads
-        by_head = needed[:, self.head(layer, 0) : self.mlp(layer)]
-        by_kv = by_head.reshape(len(needed), self.n_kv_heads, per_kv).any(-1)
-        by_receiver = np.concatenate([by_head, by_kv, by_kv], axis=1)
-        return by_receiver[circuit, offset]
+    def _needed_receivers(self, stage: StageEdges, needed: np.ndarray) -> np.ndarray:
+        """[C, receivers of the stage] a receiver is needed if any node it feeds is needed."""
+        graph = self.graph
+        if stage.kind == "mlp":
+            return needed[:, [graph.mlp(stage.layer)]]
+        by_head = needed[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
+        by_kv = by_head.reshape(len(needed), graph.n_kv_heads, -1).any(-1)
+        return np.concatenate([by_head, by_kv, by_kv], axis=1)[:, stage.receivers.value]

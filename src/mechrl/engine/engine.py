@@ -25,11 +25,12 @@ from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
 from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
 from mechrl.errors import MechRLError
+from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
 
 PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
 _BACKWARD_PASSES = 2
-_CIRCUITS_PER_CHUNK = 128  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
+_CIRCUITS_PER_CHUNK = 256  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
 Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 
@@ -65,6 +66,7 @@ class Engine:
         self._memory = memory_bytes
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
+        self._last_edges: EdgeSet | None = None
         self.n_pairs = len(pairs.clean)
         with self._precision():
             self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
@@ -122,19 +124,22 @@ class Engine:
             instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
         """
         values = np.atleast_2d(weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights))
-        edges = np.arange(self.graph.n_edges) if edges is None else np.asarray(edges)
-        self._check(values.shape, len(edges))
+        edge_set, order = self._edge_set(edges)
+        self._check(values.shape, len(edge_set.edges))
         self._charge(len(values), 1 + _BACKWARD_PASSES)
-        order = np.argsort(edges)
+        values = values[:, order]
         result_values, result_grads = [], []
         with self._precision():
-            for chunk in self._chunks(np.ones_like(values, dtype=bool), edges, copies=2):
+            for chunk in self._chunks(np.ones_like(values, dtype=bool), edge_set, copies=2):
                 at = 1 if against_full else len(values[chunk])  # runs against the whole model share its layout: one at a time
                 for i in range(chunk.start, chunk.stop, at):
-                    value, grad = self._gradient(values[i : i + at][:, order], edges[order], objective, against_full)
+                    value, grad = self._gradient(values[i : i + at], edge_set, objective, against_full)
                     result_values.append(value)
-                    result_grads.append(torch.zeros_like(grad).index_copy_(1, torch.from_numpy(order).to(grad.device), grad))
-        return Gradient(torch.cat(result_values), torch.cat(result_grads))
+                    result_grads.append(grad)
+        gradient = torch.cat(result_grads)
+        if isinstance(order, np.ndarray):
+            gradient = torch.empty_like(gradient).index_copy_(1, torch.from_numpy(order).to(gradient.device), gradient)
+        return Gradient(torch.cat(result_values), gradient)
 
     # ---- running a plan ---------------------------------------------------------------------------------------------
 
@@ -142,25 +147,22 @@ class Engine:
         array = np.atleast_2d(masks.detach().cpu().numpy() if isinstance(masks, Tensor) else np.asarray(masks))
         if array.dtype != np.bool_:
             raise MechRLError("masks must be boolean here; real-valued masks go through Engine.gradient")
-        edges = np.arange(self.graph.n_edges) if edges is None else np.asarray(edges)
-        self._check(array.shape, len(edges))
+        edge_set, order = self._edge_set(edges)
+        self._check(array.shape, len(edge_set.edges))
         self._charge(len(array), 1)
-        if len(edges) > 1 and not (np.diff(edges) > 0).all():
-            order = np.argsort(edges)
-            edges, array = edges[order], array[:, order]
+        array = array[:, order]
         results = []
         with torch.no_grad(), self._precision():
-            for chunk in self._chunks(array, edges):
-                results.append(self._evaluate_or_split(array[chunk], edges, reduce))
+            for chunk in self._chunks(array, edge_set):
+                results.append(self._evaluate_or_split(array[chunk], edge_set, reduce))
         if not results:
             return reduce(self.cache.corrupt_logits[None])[:0]
         return torch.cat(results)
 
-    def _evaluate_or_split(self, array: np.ndarray, edges: np.ndarray, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    def _evaluate_or_split(self, array: np.ndarray, edges: EdgeSet, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """A chunk that does not fit after all is halved."""
         try:
-            circuit, column = np.nonzero(array)
-            return self._outputs(make_plan(self.graph, circuit, edges[column], len(array)), reduce)
+            return self._outputs(make_plan(edges, array), reduce)
         except torch.cuda.OutOfMemoryError:
             if len(array) == 1:
                 raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
@@ -179,10 +181,10 @@ class Engine:
         return torch.cat(parts)[run.output]
 
     def _gradient(
-        self, values: np.ndarray, edges: np.ndarray, objective: Objective | None, against_full: bool
+        self, values: np.ndarray, edges: EdgeSet, objective: Objective | None, against_full: bool
     ) -> tuple[Tensor, Tensor]:
         C, n = values.shape
-        plan = make_plan(self.graph, np.repeat(np.arange(C), n), np.tile(edges, C), C, share=False)
+        plan = make_plan(edges, np.ones(values.shape, dtype=bool), share=False)
         objective = objective or self.kl_objective
         against = None
         with torch.no_grad():
@@ -256,15 +258,24 @@ class Engine:
             return 0.4 * (free + unused)
         return 2 * 2**30
 
-    def _chunks(self, array: np.ndarray, edges: np.ndarray, copies: int = 1) -> Iterator[slice]:
+    def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:
+        """The edges of a call, ascending, and how to bring its masks into that order. The last one is kept."""
+        if edges is None:
+            return self.graph.everything, slice(None)
+        edges = np.asarray(edges)
+        order = slice(None) if (np.diff(edges) > 0).all() else np.argsort(edges)
+        key = edges[order]
+        if self._last_edges is None or not np.array_equal(self._last_edges.edges, key):
+            self._last_edges = EdgeSet(self.graph, key)
+        return self._last_edges, order
+
+    def _chunks(self, array: np.ndarray, edges: EdgeSet, copies: int = 1) -> Iterator[slice]:
         """Consecutive circuits whose rows and streams fit the budget together (an upper bound: nothing shared)."""
         s, spec = self.graph, self.model.spec
-        source = self.graph.edge_source[edges]
-        rows = np.zeros(len(array))
-        order = np.argsort(source, kind="stable")
-        if len(edges):
-            begin = np.flatnonzero(np.concatenate([[True], np.diff(source[order]) > 0]))
-            rows = np.logical_or.reduceat(array[:, order], begin, axis=1).sum(1)  # distinct sources of a circuit
+        used = np.zeros((len(array), s.n_sources), dtype=bool)
+        for stage in edges.stages:
+            used[:, stage.sources.value] |= stage.sources.any(array[:, stage.columns][:, stage.by_source])
+        rows = used.sum(1)
         per_row = self.cache.n_tokens * spec.d_model * self.model.embedding.element_size()
         per_stage = 2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model  # streams of a layer, an MLP's hidden layer
         need = (rows * copies + per_stage) * per_row

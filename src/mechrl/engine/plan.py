@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechrl.graph import Graph
+from mechrl.graph import EdgeSet, Graph, StageEdges
 
 _CORRUPTED = -1  # "this input is its corrupted self"
 
@@ -34,7 +34,7 @@ class Pool:
     start: np.ndarray  # [J + 1]
     slot: np.ndarray  # [n] where each summed row is stored ...
     slot_is_last: np.ndarray  # [n] ... and whether in the store of prediction positions
-    edge: np.ndarray  # [n] which of the edges handed to `make_plan` it is
+    edge: np.ndarray  # [n] which entry of the flattened masks it is
 
     def __len__(self) -> int:
         return len(self.receiver)
@@ -82,15 +82,15 @@ class Plan:
 class _Numbered:
     """A stage after the forward sweep: unique jobs with the edges of their first occurrence, unique rows."""
 
-    stage: int
-    receiver: np.ndarray
-    owner: np.ndarray
-    begin: np.ndarray  # [J] edges of job j: begin[j]:end[j] of the sorted edge list
+    stage: StageEdges
+    receiver: np.ndarray  # [J]
+    owner: np.ndarray  # [J]
+    begin: np.ndarray  # [J] edges of job j: begin[j]:end[j] of the stage's live edges
     end: np.ndarray
-    row: np.ndarray  # [begin..] row number of every edge of the stage, offset by `edge_offset`
-    edge_offset: int
+    row: np.ndarray  # [live edges] row that each carries
+    edge: np.ndarray  # [live edges] its entry in the flattened masks
     first_row: int
-    heads: np.ndarray | None = None  # [n_rows, 4] head, q, k, v job
+    heads: np.ndarray | None = None  # [rows, 4] head, q, k, v job
     full: np.ndarray | None = None  # [J] set by the backward sweep
 
 
@@ -102,48 +102,36 @@ def _hash(x: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def make_plan(graph: Graph, circuit: np.ndarray, edge: np.ndarray, n_circuits: int, share: bool = True) -> Plan:
-    """Plans the run of `n_circuits` circuits whose kept edges are the pairs (circuit[i], edge[i]), sorted by circuit, then edge.
+def make_plan(edge_set: EdgeSet, masks: np.ndarray, share: bool = True) -> Plan:
+    """Plans the run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
 
     With `share=False` nothing is shared between circuits: needed when edges carry weights, or gradients are asked for.
     """
-    order = np.argsort(graph.edge_stage[edge], kind="stable")
-    order = order[graph.prune_edges(circuit[order], edge[order], n_circuits)]
-    circuit, edge = circuit[order], edge[order]
-    source = graph.edge_source[edge]
-    n_stages = 2 * graph.n_layers + 1
-    bounds = np.searchsorted(graph.edge_stage[edge], np.arange(n_stages + 1))
-    used = np.zeros((n_circuits, graph.n_sources), dtype=bool)
-    used[circuit, source] = True
-
-    numbered, n_rows, output = _number(graph, circuit, source, graph.edge_receiver[edge], bounds, used, share)
-    full = _needed_at_all_positions(graph, numbered, n_rows)
-    return _lay_out(graph, numbered, full, order, output, n_circuits)
+    live = edge_set.prune(masks.copy())
+    numbered, n_rows, output = _number(edge_set, live, share)
+    full = _needed_at_all_positions(edge_set.graph, numbered, n_rows)
+    return _lay_out(edge_set.graph, numbered, full, output)
 
 
-def _number(
-    graph: Graph,
-    circuit: np.ndarray,
-    source: np.ndarray,
-    receiver: np.ndarray,
-    bounds: np.ndarray,
-    used: np.ndarray,
-    share: bool,
-) -> tuple[list[_Numbered], int, np.ndarray]:
+def _number(edge_set: EdgeSet, live: np.ndarray, share: bool) -> tuple[list[_Numbered], int, np.ndarray]:
     """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read."""
-    n_circuits, per_kv = len(used), graph.n_heads // graph.n_kv_heads
+    graph, (n_circuits, n_columns) = edge_set.graph, live.shape
+    H, G = graph.n_heads, graph.n_kv_heads
     row_of = np.zeros((n_circuits, graph.n_sources), dtype=np.int64)  # the input is row 0 everywhere
+    used = np.zeros((n_circuits, graph.n_sources), dtype=bool)
+    for stage in edge_set.stages:
+        used[:, stage.sources.value] |= stage.sources.any(live[:, stage.columns][:, stage.by_source])
     output = np.full(n_circuits, _CORRUPTED)
     n_rows, numbered = 1, []
-    for stage in range(2 * graph.n_layers + 1):
-        a, b = int(bounds[stage]), int(bounds[stage + 1])
-        if a == b:
+    for stage in edge_set.stages:
+        c, column = np.nonzero(live[:, stage.columns])
+        if not len(c):
             continue
-        layer, is_mlp = divmod(stage, 2)
-        n_receivers = 1 if is_mlp or layer == graph.n_layers else graph.receivers_per_layer - 1
-        c = circuit[a:b]
-        place = np.zeros(b - a, dtype=np.int64) if n_receivers == 1 else receiver[a:b] - layer * graph.receivers_per_layer
-        row = row_of[c, source[a:b]]
+        place_of_column = stage.receivers.spread(stage.receivers.value[None])[0]
+        n_receivers = 1 if stage.kind != "attention" else H + 2 * G
+        place = place_of_column[column] if n_receivers > 1 else np.zeros_like(column)
+        row = row_of[c, stage.source[column]]
+        edge = c * n_columns + column + stage.columns.start
 
         # one (circuit, receiver) after the other: edges are sorted that way
         key = c * n_receivers + place
@@ -156,28 +144,28 @@ def _number(
         by_receiver = np.argsort(key_place[first], kind="stable")
         first = first[by_receiver]
         job = np.argsort(by_receiver)[inverse]
-        end = np.append(begin[1:], b - a)
-        done = _Numbered(stage, key_place[first], key_circuit[first], begin[first], end[first], row, a, n_rows)
+        end = np.append(begin[1:], len(c))
+        done = _Numbered(stage, key_place[first], key_circuit[first], begin[first], end[first], row, edge, n_rows)
         numbered.append(done)
 
-        if layer == graph.n_layers:
+        if stage.kind == "logits":
             output[key_circuit] = job
-        elif is_mlp:
-            row_of[key_circuit, graph.mlp(layer)] = n_rows + job
+        elif stage.kind == "mlp":
+            row_of[key_circuit, graph.mlp(stage.layer)] = n_rows + job
             n_rows += len(first)
         else:
             job_of = np.full((n_circuits, n_receivers), _CORRUPTED)
             job_of[key_circuit, key_place] = job
-            H, G = graph.n_heads, graph.n_kv_heads
             q = job_of[:, :H]
-            k = np.repeat(job_of[:, H : H + G], per_kv, axis=1)
-            v = np.repeat(job_of[:, H + G :], per_kv, axis=1)
-            live = used[:, graph.head(layer, 0) : graph.mlp(layer)] & ((q >= 0) | (k >= 0) | (v >= 0))
-            of_circuit, head = np.nonzero(live)
+            k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
+            v = np.repeat(job_of[:, H + G :], H // G, axis=1)
+            first_head, mlp = graph.head(stage.layer, 0), graph.mlp(stage.layer)
+            wanted = used[:, first_head:mlp] & ((q >= 0) | (k >= 0) | (v >= 0))
+            of_circuit, head = np.nonzero(wanted)
             J = len(first) + 1
-            code = ((head * J + q[live] + 1) * J + k[live] + 1) * J + v[live] + 1
+            code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
             unique, inverse = np.unique(code, return_inverse=True)  # sorted by head, its most significant digit
-            row_of[of_circuit, graph.head(layer, 0) + head] = n_rows + inverse
+            row_of[of_circuit, first_head + head] = n_rows + inverse
             n_rows += len(unique)
             rest, v_job = np.divmod(unique, J)
             rest, k_job = np.divmod(rest, J)
@@ -190,7 +178,7 @@ def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: in
     full = np.zeros(n_rows, dtype=bool)
     full[0] = True  # the input is at hand at all positions
     for s in reversed(numbered):
-        if s.stage == 2 * graph.n_layers:  # the logits are read at the prediction position
+        if s.stage.kind == "logits":  # the logits are read at the prediction position
             s.full = np.zeros(len(s.receiver), dtype=bool)
             continue
         if s.heads is None:
@@ -204,33 +192,25 @@ def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: in
     return full
 
 
-def _lay_out(
-    graph: Graph, numbered: list[_Numbered], full: np.ndarray, order: np.ndarray, output: np.ndarray, n_circuits: int
-) -> Plan:
+def _lay_out(graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: np.ndarray) -> Plan:
     """Gives rows their slots, splits each stage into its two pools."""
     slot = np.where(full, np.cumsum(full) - 1, np.cumsum(~full) - 1)
-    n_full, n_last = int(full.sum()), int((~full).sum())
+    n_before = np.concatenate([[0], np.cumsum(full)])  # rows at all positions before a row
     stages = []
     for s in numbered:
-        layer, is_mlp = divmod(s.stage, 2)
         assert s.full is not None
         pools = []
         for chosen in (s.full, ~s.full):
             edges, start = _segments(s.begin[chosen], s.end[chosen])
             rows = s.row[edges]
-            edge = order[edges + s.edge_offset]
-            pools.append(Pool(s.receiver[chosen], s.owner[chosen], start, slot[rows], ~full[rows], edge))
+            pools.append(Pool(s.receiver[chosen], s.owner[chosen], start, slot[rows], ~full[rows], s.edge[edges]))
         heads = [Heads(*np.zeros((4, 0), dtype=np.int64))] * 2
-        n_out = 0 if layer == graph.n_layers else len(s.receiver)
         if s.heads is not None:
-            n_out = len(s.heads)
-            heads = _split_heads(graph, s, full[s.first_row : s.first_row + n_out])
-        rows_out = full[s.first_row : s.first_row + n_out]
-        first_full, first_last = int(full[: s.first_row].sum()), int((~full[: s.first_row]).sum())
-        assert int(rows_out.sum()) == (len(pools[0]) if is_mlp else len(heads[0]))
-        kind = "logits" if layer == graph.n_layers else ("mlp" if is_mlp else "attention")
-        stages.append(Stage(kind, layer, pools[0], pools[1], heads[0], heads[1], first_full, first_last))
-    return Plan(stages, n_circuits, n_full, n_last, output)
+            heads = _split_heads(graph, s, full[s.first_row : s.first_row + len(s.heads)])
+        first_full = int(n_before[s.first_row])
+        stage = Stage(s.stage.kind, s.stage.layer, *pools, *heads, first_full, s.first_row - first_full)
+        stages.append(stage)
+    return Plan(stages, len(output), int(full.sum()), int((~full).sum()), output)
 
 
 def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads]:
