@@ -30,7 +30,7 @@ from mechrl.models.base import Model
 
 PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
 _BACKWARD_PASSES = 2
-_CIRCUITS_PER_CHUNK = 256  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
+_CIRCUITS_PER_CHUNK = 512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
 Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 

@@ -42,7 +42,8 @@ class PairsCache:
     inverse: Tensor  # [batch] into B
     n_positions: int  # T, the longest prompt
     token_place: Tensor  # [N] pair · T + position of every active token
-    token_position: Tensor  # [N]
+    token_rotary: tuple[Tensor, Tensor] | None  # cos and sin at every active token ...
+    last_rotary: tuple[Tensor, Tensor] | None  # ... and at every prediction position
     last_token: Tensor  # [B] place of the prediction position in the list of active tokens
     last_position: Tensor  # [B]
     input_difference: Tensor  # [N, d] e_clean − e_corr, the input node's row
@@ -93,7 +94,8 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
             inverse=torch.tensor(inverse, device=device),
             n_positions=T,
             token_place=token_place,
-            token_position=torch.tensor(position, device=device),
+            token_rotary=model.rotary(torch.tensor(position, device=device)),
+            last_rotary=model.rotary(last),
             last_token=torch.tensor(last_token, device=device),
             last_position=last,
             input_difference=difference,

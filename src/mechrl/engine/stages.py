@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mechrl.engine.pairs_cache import LayerCache, PairsCache
 from mechrl.engine.plan import Heads, Stage
-from mechrl.models.base import Model
+from mechrl.models.base import Model, rotate
 
 Groups = list[tuple[int, int, int]]  # (head, first job, behind the last job)
 
@@ -119,9 +119,8 @@ def attention_stage(
     """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d]."""
     weights, corrupted = model.attention[layer], cache.layers[layer]
     n_q, n_qk = index.n_q, index.n_q + index.n_k
-    position = cache.token_position
-    q_full = model.rotate(project(x_full[:n_q], weights.W_q, weights.b_q, index.q_full), position)
-    k = model.rotate(project(x_full[n_q:n_qk], weights.W_k, weights.b_k, index.k), position)
+    q_full = rotate(project(x_full[:n_q], weights.W_q, weights.b_q, index.q_full), cache.token_rotary)
+    k = rotate(project(x_full[n_q:n_qk], weights.W_k, weights.b_k, index.k), cache.token_rotary)
     v = project(x_full[n_qk:], weights.W_v, weights.b_v, index.v)
     # [G corrupted inputs | jobs], each [B, T, e]
     k_all = torch.cat([corrupted.k, _padded(k, corrupted.k, index.k_head, cache)])
@@ -158,7 +157,7 @@ def _last_heads(
     """One query per pair. A q input may be computed here, or at all positions because another head needs it there."""
     weights = model.attention[layer]
     pairs = torch.arange(cache.n_pairs, device=x_last.device)
-    q_last = model.rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_position)
+    q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
     q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
     visible = torch.arange(cache.n_positions, device=x_last.device) <= cache.last_position[:, None]  # [B, T]
     z = scaled_dot_product_attention(

@@ -161,18 +161,29 @@ class Model:
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         return x.mul_(mean_square.add_(self.spec.eps).rsqrt_())
 
+    def rotary(self, position: Tensor) -> tuple[Tensor, Tensor] | None:
+        """cos and sin [..., e / 2] of rotary positions; None without them."""
+        if self.inverse_frequency is None:
+            return None
+        angle = position[..., None].to(self.inverse_frequency.dtype) * self.inverse_frequency
+        return angle.cos() * self.rotary_scale, angle.sin() * self.rotary_scale
+
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """Rotary positions on q or k [..., e]; `position` broadcasts against x's leading dimensions. Identity without them."""
-        if self.inverse_frequency is None:
-            return x
-        angle = position[..., None].to(self.inverse_frequency.dtype) * self.inverse_frequency
-        cos, sin = (angle.cos() * self.rotary_scale, angle.sin() * self.rotary_scale)
-        left, right = x.chunk(2, dim=-1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+        return rotate(x, self.rotary(position))
 
     def unembed(self, x: Tensor) -> Tensor:
         """Logits from the normalised last residual stream."""
         return torch.nn.functional.linear(x * self.final_gain + self.final_shift, self.unembedding)
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Rotates q or k [..., e] by the angles of `Model.rotary`."""
+    if rotary is None:
+        return x
+    cos, sin = rotary
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
 def fold(weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
