@@ -1,0 +1,103 @@
+"""What every search is given and what it hands back.
+
+A search is a function `(problem, state=None, **settings) -> State`. It is deterministic, calls `problem.checkpoint(state)` after
+every accepted step, and continues from any state it has checkpointed: the result is that of a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from mechrl.behaviours.base import Behaviour, Pairs
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+
+_CALLS_PER_MINIBATCH = 16  # fresh pairs often enough to matter, seldom enough that building their engine does not
+
+
+class Interrupted(Exception):
+    """Raised by `Problem.checkpoint` when the search was asked to stop. What it had reached is saved by then."""
+
+
+@dataclass
+class State:
+    """Where a search stands. Arrays in `extra` are saved as arrays, everything else there as JSON."""
+
+    mask: np.ndarray  # [n] bool over the problem's candidates: the circuit so far
+    order: list[int]  # edges (of the graph) removed so far, first removed first
+    faithfulness: float  # of `mask`, as the search last measured it
+    extra: dict[str, np.ndarray | float | int | str] = field(default_factory=dict)  # what the search needs to continue
+    done: bool = False
+    note: str = ""  # one line for people: what the search is at, or how it ended
+
+    def to_bytes(self, **about: object) -> bytes:
+        """The state and JSON-able facts about it, as one safetensors file."""
+        arrays = {f"extra.{k}": np.ascontiguousarray(v) for k, v in self.extra.items() if isinstance(v, np.ndarray)}
+        rest = {k: v for k, v in self.extra.items() if not isinstance(v, np.ndarray)}
+        arrays |= {"mask": np.ascontiguousarray(self.mask), "order": np.asarray(self.order, dtype=np.int64)}
+        known = {"faithfulness": self.faithfulness, "extra": rest, "done": self.done, "note": self.note, "about": about}
+        return save(arrays, {"state": json.dumps(known)})
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[State, dict]:
+        """The state of a file and the facts saved with it."""
+        try:
+            with safe_open(path, framework="np") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+                known = json.loads(file.metadata()["state"])
+            extra = {key[len("extra.") :]: value for key, value in arrays.items() if key.startswith("extra.")} | known["extra"]
+            mask, order = arrays["mask"], arrays["order"].tolist()
+            return cls(mask, order, known["faithfulness"], extra, known["done"], known["note"]), known["about"]
+        except FileNotFoundError as exc:
+            raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as exc:
+            raise MechRLError(f"{path}: not the state of a search, or damaged; start again without --resume") from exc
+
+
+@dataclass
+class Problem:
+    """A behaviour of a model, the edges to choose from, and the faithfulness to reach."""
+
+    model: Model
+    behaviour: Behaviour
+    engine: Engine  # on all discovery pairs
+    pairs: Pairs  # the discovery pairs
+    tau: float
+    seed: int
+    candidates: np.ndarray  # [n] ascending edges that the search may keep; all others are cut
+    scores: np.ndarray | None = None  # [E] attribution by which the candidates were chosen
+    checkpoint: Callable[[State], None] = lambda state: None  # progress, saving, and `Interrupted`
+    minibatch: int | None = None  # judge on so many of the discovery pairs, drawn afresh again and again
+    calls: int = 0  # of `judge`: decides which minibatch is the current one, so it is saved with the state
+    passes_before: float = 0.0  # spent by the runs that this one continues
+    _batch: tuple[int, Engine] | None = field(default=None, repr=False)
+
+    def judge(self, masks: np.ndarray) -> np.ndarray:
+        """[C] float64: the f that the search aims at, of circuits [C, n] bool over the candidates."""
+        engine = self.draw(self.calls // _CALLS_PER_MINIBATCH)
+        self.calls += 1
+        return engine.faithfulness(np.atleast_2d(masks), self.candidates).double().cpu().numpy()
+
+    def draw(self, index: int) -> Engine:
+        """The engine of minibatch `index`; without minibatches the engine of all discovery pairs."""
+        if self.minibatch is None or self.minibatch >= len(self.pairs):
+            return self.engine
+        if self._batch is None or self._batch[0] != index:
+            chosen = np.random.default_rng([self.seed, index]).choice(len(self.pairs), self.minibatch, replace=False)
+            engine = Engine(self.model, self.pairs.take(chosen.tolist()), tf32=self.engine.tf32)
+            engine.passes = 0.0 if self._batch is None else self._batch[1].passes  # one account for all minibatches
+            self._batch = (index, engine)
+        return self._batch[1]
+
+    @property
+    def passes(self) -> float:
+        """Everything spent on this search so far: forward 1, backward 2, per circuit and 20 pairs."""
+        return self.passes_before + self.engine.passes + (self._batch[1].passes if self._batch else 0.0)
