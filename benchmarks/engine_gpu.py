@@ -40,7 +40,8 @@ def parity(model, pairs) -> None:
         error = (engine.faithfulness(masks, edges).cpu() - f).abs().max().item()
         error_whole = (engine.faithfulness(whole).cpu() - f_whole).abs().max().item()
         logits = (engine.clean_logits.cpu() - exact.clean_logits).abs().max().item()
-        print(f"parity {model.name} tf32={tf32}: max|f - f64| {error:.2e} (candidate masks) {error_whole:.2e} (whole graph); logits {logits:.2e}")
+        where = f"{error:.2e} (candidate masks) {error_whole:.2e} (whole graph)"
+        print(f"parity {model.name} tf32={tf32}: max|f - f64| {where}; clean logits {logits:.2e}")
     weights = rng.random((2, 3000))
     a = Engine(model, pairs, tf32=False).gradient(weights, edges).gradient.cpu()
     b = exact.gradient(weights, edges).gradient
@@ -50,7 +51,7 @@ def parity(model, pairs) -> None:
 def where_the_time_goes(model, pairs, n: int = 128) -> None:
     engine = Engine(model, pairs)
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
-    masks, edges = sample_masks(engine, scores, n, 500)
+    masks, edges = sample_masks(scores, n, 500)
     engine.faithfulness(masks, edges)
     edge_set = EdgeSet(model.graph, edges)
     begin = time.perf_counter()

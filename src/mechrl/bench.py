@@ -7,13 +7,15 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from mechrl.behaviours import get_behaviour
 from mechrl.engine import Engine
-from mechrl.graph import Graph
+from mechrl.engine.engine import HasTokens
 from mechrl.models.base import Model, Spec
 
 CANDIDATES = 3000  # the paper's candidate set, K
@@ -36,7 +38,15 @@ def random_pairs(vocab_size: int, n: int, length: int, seed: int = 0) -> RandomP
     return RandomPairs(clean.tolist(), corrupt.tolist())
 
 
-def sample_masks(engine: Engine, scores: np.ndarray, n: int, keep: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def prompts(model: Model) -> HasTokens:
+    """20 IOI pairs, or random ones of 16 tokens for a model without a tokenizer."""
+    if model.tokenizer is None:
+        length = min(16, model.spec.n_ctx)
+        return random_pairs(model.spec.vocab_size, 20, length)
+    return get_behaviour("ioi").pairs(model.tokenizer, 20)
+
+
+def sample_masks(scores: np.ndarray, n: int, keep: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """`n` circuits of `keep` edges within the candidate set, the `CANDIDATES` edges of highest |score|: masks and their edges.
 
     Circuits on a search's way are what is evaluated in earnest, so these are drawn like them: the highest scores, blurred by
@@ -66,17 +76,39 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
     if spec.architecture == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        shape = dict(n_layer=spec.n_layers, n_head=spec.n_heads, n_embd=spec.d_model, n_inner=spec.d_mlp, vocab_size=spec.vocab_size)
-        return GPT2LMHeadModel(GPT2Config(**shape, n_positions=spec.n_ctx)).to(device).eval()
+        gpt2 = GPT2Config(
+            n_layer=spec.n_layers,
+            n_head=spec.n_heads,
+            n_embd=spec.d_model,
+            n_inner=spec.d_mlp,
+            vocab_size=spec.vocab_size,
+            n_positions=spec.n_ctx,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        return torch.nn.Module.to(GPT2LMHeadModel(gpt2), device).eval()
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = dict(num_hidden_layers=spec.n_layers, num_attention_heads=spec.n_heads, num_key_value_heads=spec.n_kv_heads)
-    shape |= dict(hidden_size=spec.d_model, intermediate_size=spec.d_mlp, head_dim=spec.d_head, vocab_size=spec.vocab_size)
-    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).to(device).eval()
+    llama = LlamaConfig(
+        num_hidden_layers=spec.n_layers,
+        num_attention_heads=spec.n_heads,
+        num_key_value_heads=spec.n_kv_heads,
+        hidden_size=spec.d_model,
+        intermediate_size=spec.d_mlp,
+        head_dim=spec.d_head,
+        vocab_size=spec.vocab_size,
+        tie_word_embeddings=True,
+    )
+    return torch.nn.Module.to(LlamaForCausalLM(llama), device).eval()
 
 
 def bench_engine(
-    model: Model, pairs: Any, batches: tuple[int, ...], repeats: int, tf32: bool = True, report: Callable[[str], None] = lambda s: None
+    model: Model,
+    pairs: HasTokens,
+    batches: tuple[int, ...],
+    repeats: int,
+    tf32: bool = True,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Milliseconds a circuit for all edges, 3000 and 500 edges at several batch sizes; medians of `repeats` runs."""
     device = model.device
@@ -98,12 +130,13 @@ def bench_engine(
     for edges in (model.graph.n_edges, CANDIDATES, 500):
         if edges > model.graph.n_edges:
             continue
-        masks, universe = sample_masks(engine, scores, max(batches), edges)
+        masks, universe = sample_masks(scores, max(batches), edges)
         if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another edge of the first layer
             masks[np.arange(len(masks)), np.arange(len(masks))] = False
         live = model.graph.prune(masks[:8], universe).sum(1).mean()
         for n in batches:
-            seconds = _seconds(lambda m=masks[:n], u=universe: engine.faithfulness(m, u).sum().item(), device, repeats)
+            call = partial(engine.faithfulness, masks[:n], universe)
+            seconds = _seconds(call, device, repeats)
             per_circuit = 1000 * seconds / n
             rows.append(
                 dict(

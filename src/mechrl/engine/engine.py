@@ -186,6 +186,9 @@ class Engine:
         C, n = values.shape
         plan = make_plan(edges, np.ones(values.shape, dtype=bool), share=False)
         objective = objective or self.kl_objective
+        value = objective(self.corrupt_logits[None]).detach().repeat(C, 1)
+        if not plan.n_outputs:  # no path from the input to the logits: nothing depends on the weights
+            return value, self.clean_log_probs.new_zeros(values.shape)
         against = None
         with torch.no_grad():
             if against_full:
@@ -197,9 +200,6 @@ class Engine:
                 self._buffer = None  # its rows must outlive the next run
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
-        if not plan.n_outputs:
-            return objective(self.corrupt_logits[None].repeat(C, 1, 1)), values_like(values, self.model)
-        value = objective(self.corrupt_logits[None]).detach().repeat(C, 1)
         has_output = torch.from_numpy(np.flatnonzero(plan.output >= 0)).to(final.device)
         job = torch.from_numpy(plan.output[plan.output >= 0]).to(final.device)
         final.requires_grad_()
@@ -289,10 +289,6 @@ class Engine:
             yield slice(first, len(array))
 
 
-def values_like(values: np.ndarray, model: Model) -> Tensor:
-    return torch.zeros(values.shape, device=model.device, dtype=model.dtype)
-
-
 class _Run:
     """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
 
@@ -334,7 +330,7 @@ class _Run:
             with torch.enable_grad():
                 normal = self.model.normalise(x_full), self.model.normalise(x_last)
                 if stage.kind == "logits":
-                    outputs, grad_outputs = (normal[1],), (grad_final,)
+                    outputs, grad_outputs = normal, (grad_final[:0], grad_final)
                 else:
                     outputs, grad_outputs = self._components(stage, *normal), self._slots(stage, grads)
                 some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]

@@ -22,10 +22,10 @@ class Store:
 
     def __init__(self, plan: Plan, n_tokens: int, n_pairs: int, buffer: Tensor) -> None:
         """`buffer` [at least `Store.size` of the plan, d] holds the rows; it may be used again by the next run."""
-        n_full = plan.n_full_slots * n_tokens
+        n_full, d = plan.n_full_slots * n_tokens, buffer.shape[-1]
         self.flat = buffer[: Store.size(plan, n_tokens, n_pairs)]
-        self.full = self.flat[:n_full].view(plan.n_full_slots, n_tokens, -1)
-        self.last = self.flat[n_full:].view(plan.n_last_slots, n_pairs, -1)
+        self.full = self.flat[:n_full].view(plan.n_full_slots, n_tokens, d)
+        self.last = self.flat[n_full:].view(plan.n_last_slots, n_pairs, d)
 
     @staticmethod
     def size(plan: Plan, n_tokens: int, n_pairs: int) -> int:

@@ -73,7 +73,9 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
     B, T = len(unique), max(lengths)
     device = model.device
     tokens = np.zeros((2, B, T), dtype=np.int64)  # padding is never attended to: it comes after every real token
-    place, position, last_token = [], [], []
+    place: list[int] = []
+    position: list[int] = []
+    last_token: list[int] = []
     for i, (a, b) in enumerate(unique):
         tokens[0, i, : len(a)], tokens[1, i, : len(b)] = a, b
         first = next((t for t, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a) - 1)

@@ -208,8 +208,10 @@ def _lay_out(graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: 
         if s.heads is not None:
             heads = _split_heads(graph, s, full[s.first_row : s.first_row + len(s.heads)])
         first_full = int(n_before[s.first_row])
-        stage = Stage(s.stage.kind, s.stage.layer, *pools, *heads, first_full, s.first_row - first_full)
-        stages.append(stage)
+        at_all, at_last = pools
+        heads_all, heads_last = heads
+        first_last = s.first_row - first_full
+        stages.append(Stage(s.stage.kind, s.stage.layer, at_all, at_last, heads_all, heads_last, first_full, first_last))
     return Plan(stages, len(output), int(full.sum()), int((~full).sum()), output)
 
 

@@ -1,7 +1,7 @@
 """Language models as components: `load_model` is the way in."""
 
 from mechrl.models.base import Model, Spec
-from mechrl.models.loading import load_model
+from mechrl.models.loading import catalogue, load_model, resolve_device
 from mechrl.models.tokenizer import Tokenizer
 
-__all__ = ["Model", "Spec", "Tokenizer", "load_model"]
+__all__ = ["Model", "Spec", "Tokenizer", "catalogue", "load_model", "resolve_device"]

@@ -27,6 +27,7 @@ _BUILDERS = {
     "mistral": llama.from_checkpoint,
     "qwen2": llama.from_checkpoint,
 }
+_GPT2 = {"gpt2": "12 layers", "gpt2-medium": "24 layers", "gpt2-large": "36 layers", "gpt2-xl": "48 layers"}
 _TOY = Path(__file__).parent / "toy"
 # What a directory may hold for us; asking the hub for these alone keeps out pickles and copies in other formats
 _FILES = [
@@ -54,7 +55,7 @@ def load_model(
     or a hub id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or
     commit.
     """
-    name, device = str(name), _device(device)
+    name, device = str(name), resolve_device(device)
     local = Path(name).expanduser()
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
@@ -76,7 +77,24 @@ def load_model(
     return replace(model, tokenizer=tokenizer).to(device, dtype)
 
 
-def _device(device: torch.device | str) -> torch.device:
+def catalogue() -> list[dict[str, Any]]:
+    """The models with a name of their own; any other hub id, directory or .gguf file loads as well."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from mechrl.models import smollm2
+
+    rows: list[dict[str, Any]] = [
+        dict(name="toy", cached=(_TOY / "config.json").is_file(), what="a small GPT-2 in the package that shows every behaviour"),
+        dict(name="smollm2", cached=smollm2.cached(), what="SmolLM2-135M-Instruct, 4-bit rounded; fetched once (93 MB)"),
+    ]
+    for name, shape in _GPT2.items():
+        found = try_to_load_from_cache(f"openai-community/{name}", "model.safetensors")
+        rows.append(dict(name=name, cached=isinstance(found, str), what=f"GPT-2 with {shape}, from the Hugging Face hub"))
+    return rows
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """`auto` is CUDA where there is one; a device that is not there is refused."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -96,7 +114,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
-    repo = f"openai-community/{name}" if re.fullmatch(r"gpt2(-medium|-large|-xl)?", name) else name
+    repo = f"openai-community/{name}" if name in _GPT2 else name
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
     except hub.GatedRepoError as exc:

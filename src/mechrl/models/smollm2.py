@@ -37,10 +37,18 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mechrl"
 
 
+def _final(root: Path) -> Path:
+    return root / f"smollm2-{GGUF_SHA256[:8]}"
+
+
+def cached() -> bool:
+    return _complete(_final(cache()))
+
+
 def directory() -> Path:
     """The converted model's directory; fetches and converts it if it is not in the cache yet."""
     root = cache()
-    final = root / f"smollm2-{GGUF_SHA256[:8]}"
+    final = _final(root)
     if _complete(final):
         return final
     try:
