@@ -250,3 +250,19 @@ def test_scaled_rotary_positions_follow_transformers():
     with torch.no_grad():
         expected = module(torch.tensor(pairs.clean)).logits[:, -1]
     assert (Engine(model, pairs).logits(np.ones(model.graph.n_edges, bool))[0] - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_starting_at_a_stage_changes_nothing(kind):
+    model, pairs = tiny(kind), tiny_pairs(3, 6, 4, ragged=True)
+    graph, engine, rng = model.graph, Engine(model, pairs), np.random.default_rng(3)
+    for density in (0.3, 1.0):
+        base = rng.random(graph.n_edges) < density
+        prefix = engine.prefix(base)
+        for stage in range(2 * graph.n_layers + 1):
+            upper = np.flatnonzero(graph.edge_stage >= stage)
+            masks = np.repeat(base[None], 4, axis=0)
+            masks[:, upper] = rng.random((4, len(upper))) < 0.4
+            assert torch.allclose(engine.kl(masks[:, upper], upper, prefix, stage), engine.kl(masks), atol=1e-12)
+    with pytest.raises(MechRLError, match="before stage 2"):
+        engine.kl(np.ones(graph.n_edges, bool), None, prefix, 2)

@@ -103,6 +103,11 @@ class Graph:
         layer, place = np.divmod(self.edge_receiver, self.receivers_per_layer)
         return (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
 
+    def n_sources_before(self, stage: int) -> int:
+        """How many sources are written before a stage: the first so many."""
+        layer, is_mlp = divmod(stage, 2)
+        return 1 + layer * (self.n_heads + 1) + is_mlp * self.n_heads
+
     def edge(self, source: int, receiver: int) -> int:
         return int(self.receiver_start[receiver]) + source
 
@@ -219,8 +224,8 @@ class EdgeSet:
             StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
         ]
 
-    def prune(self, masks: np.ndarray) -> np.ndarray:
-        """Removes dead edges from masks [C, n] over the set, in place.
+    def prune(self, masks: np.ndarray, given: np.ndarray | None = None, keep_unread: bool = False) -> np.ndarray:
+        """Removes dead edges from masks [C, n] over the set, in place. `given` [m]: which of the first m sources live, if known.
 
         A node lives if it has a live edge in (the input is exempt) and a live edge out. The graph is layered, so one sweep up
         (which nodes can be reached from the input) and one sweep down (which reach the logits) are the fixed point. Under
@@ -228,10 +233,14 @@ class EdgeSet:
         """
         reached = np.zeros((len(masks), self.graph.n_sources), dtype=bool)
         reached[:, 0] = True
+        if given is not None:
+            reached[:, : len(given)] = given
         for stage in self.stages:
             live = masks[:, stage.columns]
             live &= reached[:, stage.source]
             self._mark_outputs(stage, stage.receivers.any(live), reached)
+        if keep_unread:
+            return masks
         needed = np.zeros_like(reached)
         for stage in reversed(self.stages):
             live = masks[:, stage.columns]

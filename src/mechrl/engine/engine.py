@@ -52,6 +52,18 @@ class Gradient:
     gradient: Tensor  # [C, n]; of the objective summed over the batch's mean
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """The rows of one circuit's sources, kept so that circuits which agree with it below some stage can start there.
+
+    A change of edges into a layer leaves everything below that layer untouched: searches that edit from the logits downwards
+    run the lower layers once.
+    """
+
+    rows: Tensor  # [S, N, d]; zero for a source that is its corrupted self
+    lives: np.ndarray  # [S]
+
+
 class Engine:
     """Runs circuits of one model on one batch of pairs.
 
@@ -86,13 +98,33 @@ class Engine:
         """[batch, V] the model on the corrupted prompts: the empty circuit."""
         return self.cache.corrupt_logits[self.cache.inverse]
 
+    def prefix(self, mask: np.ndarray, edges: np.ndarray | None = None) -> Prefix:
+        """Runs one circuit and keeps all of its rows."""
+        edge_set, order = self._edge_set(edges)
+        self._check((1, len(mask)), len(edge_set.edges))
+        self._charge(1, 1)
+        plan = make_plan(edge_set, np.asarray(mask, dtype=bool)[None, order], everywhere=True)
+        rows = self.cache.input_difference.new_zeros(self.graph.n_sources, *self.cache.input_difference.shape)
+        lives = plan.row_of[0] >= 0
+        with torch.no_grad(), self._precision():
+            run = _Run(self, plan, None)
+            run.fill()
+            rows[torch.from_numpy(np.flatnonzero(lives))] = run.store.full[torch.from_numpy(plan.row_of[0][lives])]
+        return Prefix(rows, lives)
+
     def logits(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
         """[C, batch, V] logits at the prediction position. Large: 20 pairs of a 50,000-word vocabulary are 4 MB a circuit."""
         return self._evaluate(masks, edges, lambda logits: logits[:, self.cache.inverse])
 
-    def kl(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
-        """[C, batch] KL(model ‖ circuit) of every pair."""
-        return self._evaluate(masks, edges, self._kl)
+    def kl(
+        self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None, prefix: Prefix | None = None, stage: int = 0
+    ) -> Tensor:
+        """[C, batch] KL(model ‖ circuit) of every pair.
+
+        With `prefix`, edges read before `stage` (see `Graph.edge_stage`) are those of the prefix's circuit, whatever the masks say:
+        `edges` must name later ones only.
+        """
+        return self._evaluate(masks, edges, self._kl, prefix, stage)
 
     def faithfulness(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
         """[C] f of every circuit; 1 is the whole model, 0 the empty circuit. Not clamped.
@@ -143,7 +175,14 @@ class Engine:
 
     # ---- running a plan ---------------------------------------------------------------------------------------------
 
-    def _evaluate(self, masks: np.ndarray | Tensor, edges: np.ndarray | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    def _evaluate(
+        self,
+        masks: np.ndarray | Tensor,
+        edges: np.ndarray | None,
+        reduce: Callable[[Tensor], Tensor],
+        prefix: Prefix | None = None,
+        stage: int = 0,
+    ) -> Tensor:
         array = np.atleast_2d(masks.detach().cpu().numpy() if isinstance(masks, Tensor) else np.asarray(masks))
         if array.dtype != np.bool_:
             raise MechRLError("masks must be boolean here; real-valued masks go through Engine.gradient")
@@ -151,28 +190,36 @@ class Engine:
         self._check(array.shape, len(edge_set.edges))
         self._charge(len(array), 1)
         array = array[:, order]
+        given = None
+        if prefix is not None:
+            if len(edge_set.edges) and self.graph.edge_stage[edge_set.edges[0]] < stage:
+                raise MechRLError(f"an edge is read before stage {stage}, where the prefix ends")
+            given = _Given(prefix, self.graph.n_sources_before(stage))
         results = []
         with torch.no_grad(), self._precision():
             for chunk in self._chunks(array, edge_set):
-                results.append(self._evaluate_or_split(array[chunk], edge_set, reduce))
+                results.append(self._evaluate_or_split(array[chunk], edge_set, reduce, given))
         if not results:
             return reduce(self.cache.corrupt_logits[None])[:0]
         return torch.cat(results)
 
-    def _evaluate_or_split(self, array: np.ndarray, edges: EdgeSet, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    def _evaluate_or_split(
+        self, array: np.ndarray, edges: EdgeSet, reduce: Callable[[Tensor], Tensor], given: _Given | None
+    ) -> Tensor:
         """A chunk that does not fit after all is halved."""
         try:
-            return self._outputs(make_plan(edges, array), reduce)
+            plan = make_plan(edges, array, given=None if given is None else given.prefix.lives[: given.n])
+            return self._outputs(plan, reduce, given)
         except torch.cuda.OutOfMemoryError:
             if len(array) == 1:
                 raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
         torch.cuda.empty_cache()
         half = len(array) // 2
-        return torch.cat([self._evaluate_or_split(part, edges, reduce) for part in (array[:half], array[half:])])
+        return torch.cat([self._evaluate_or_split(part, edges, reduce, given) for part in (array[:half], array[half:])])
 
-    def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: _Given | None) -> Tensor:
         """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
-        run = _Run(self, plan, None)
+        run = _Run(self, plan, None, given)
         parts = [reduce(self.cache.corrupt_logits[None])]  # the place of circuits that are their corrupted selves
         if plan.n_outputs:
             final = run.forward()
@@ -289,14 +336,25 @@ class Engine:
             yield slice(first, len(array))
 
 
+@dataclass(frozen=True)
+class _Given:
+    """The first `n` sources of a prefix."""
+
+    prefix: Prefix
+    n: int
+
+
 class _Run:
     """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
 
-    def __init__(self, engine: Engine, plan: Plan, weight: np.ndarray | None) -> None:
+    def __init__(self, engine: Engine, plan: Plan, weight: np.ndarray | None, given: _Given | None = None) -> None:
         self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
         like = self.cache.input_difference
         self.store = engine._store(plan, keep=weight is None)
-        self.store.full[0] = like
+        if given is None:
+            self.store.full[0] = like
+        else:
+            self.store.full[: given.n] = given.prefix.rows[: given.n]
         self.fused = weight is None and mix_triton.available(like)
         # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
         widest = max((len(stage.full) for stage in plan.stages), default=0)
@@ -310,11 +368,16 @@ class _Run:
                 pools = [pool for s in plan.stages for pool in (s.full, s.last) if len(pool)]
                 self._gather = {id(pool): ship(mix_triton.gather_index(pool, self.store)) for pool in pools}
 
+    def fill(self) -> None:
+        """Computes all rows, stage by stage."""
+        for stage in self.plan.stages:
+            if stage.kind != "logits":
+                x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
+                self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+
     def forward(self) -> Tensor:
         """Fills the store; returns the normalised last streams [outputs, B, d]."""
-        for stage in self.plan.stages[:-1]:
-            x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
-            self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+        self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
     def backward(self, grad_final: Tensor, against: Store | None) -> Tensor:

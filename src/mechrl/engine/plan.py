@@ -72,6 +72,7 @@ class Plan:
     n_full_slots: int  # slot 0 is the input node
     n_last_slots: int
     output: np.ndarray  # [C] job of the logits stage, -1 for a circuit that is its corrupted self
+    row_of: np.ndarray  # [C, S] row of every source, -1 for a source that is its corrupted self
 
     @property
     def n_outputs(self) -> int:
@@ -102,27 +103,35 @@ def _hash(x: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def make_plan(edge_set: EdgeSet, masks: np.ndarray, share: bool = True) -> Plan:
+def make_plan(
+    edge_set: EdgeSet, masks: np.ndarray, share: bool = True, given: np.ndarray | None = None, everywhere: bool = False
+) -> Plan:
     """Plans the run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
 
     With `share=False` nothing is shared between circuits: needed when edges carry weights, or gradients are asked for.
+    With `given` [m] the rows of the first m sources are at hand, in slots 0 to m − 1 (False: that source is its corrupted self).
+    With `everywhere` all rows are computed at all positions, even those that nobody reads.
     """
-    live = edge_set.prune(masks.copy())
-    numbered, n_rows, output = _number(edge_set, live, share)
-    full = _needed_at_all_positions(edge_set.graph, numbered, n_rows)
-    return _lay_out(edge_set.graph, numbered, full, output)
+    given = np.ones(1, dtype=bool) if given is None else given  # the input is always at hand
+    live = edge_set.prune(masks.copy(), given, keep_unread=everywhere)
+    used = np.full((len(live), edge_set.graph.n_sources), everywhere)  # which sources are read
+    for stage in edge_set.stages:
+        used[:, stage.sources.value] |= stage.sources.any(live[:, stage.columns][:, stage.by_source])
+    numbered, n_rows, output, row_of = _number(edge_set, live, used, share, len(given))
+    full = _needed_at_all_positions(edge_set.graph, numbered, n_rows, n_rows if everywhere else len(given))
+    return _lay_out(edge_set.graph, numbered, full, output, row_of)
 
 
-def _number(edge_set: EdgeSet, live: np.ndarray, share: bool) -> tuple[list[_Numbered], int, np.ndarray]:
+def _number(
+    edge_set: EdgeSet, live: np.ndarray, used: np.ndarray, share: bool, n_given: int
+) -> tuple[list[_Numbered], int, np.ndarray, np.ndarray]:
     """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read."""
     graph, (n_circuits, n_columns) = edge_set.graph, live.shape
     H, G = graph.n_heads, graph.n_kv_heads
-    row_of = np.zeros((n_circuits, graph.n_sources), dtype=np.int64)  # the input is row 0 everywhere
-    used = np.zeros((n_circuits, graph.n_sources), dtype=bool)
-    for stage in edge_set.stages:
-        used[:, stage.sources.value] |= stage.sources.any(live[:, stage.columns][:, stage.by_source])
+    row_of = np.full((n_circuits, graph.n_sources), _CORRUPTED)
+    row_of[:, :n_given] = np.arange(n_given)
     output = np.full(n_circuits, _CORRUPTED)
-    n_rows, numbered = 1, []
+    n_rows, numbered = n_given, []
     for stage in edge_set.stages:
         c, column = np.nonzero(live[:, stage.columns])
         if not len(c):
@@ -170,13 +179,13 @@ def _number(edge_set: EdgeSet, live: np.ndarray, share: bool) -> tuple[list[_Num
             rest, v_job = np.divmod(unique, J)
             rest, k_job = np.divmod(rest, J)
             done.heads = np.stack([*np.divmod(rest, J), k_job, v_job], axis=1) - np.array([0, 1, 1, 1])
-    return numbered, n_rows, output
+    return numbered, n_rows, output, row_of
 
 
-def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: int) -> np.ndarray:
-    """Backward sweep: [n_rows] bool. Also sets `full` of every stage's jobs."""
+def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: int, n_full: int) -> np.ndarray:
+    """Backward sweep: [n_rows] bool. Also sets `full` of every stage's jobs. The first `n_full` rows are full anyway."""
     full = np.zeros(n_rows, dtype=bool)
-    full[0] = True  # the input is at hand at all positions
+    full[:n_full] = True
     for s in reversed(numbered):
         if s.stage.kind == "logits":  # the logits are read at the prediction position
             s.full = np.zeros(len(s.receiver), dtype=bool)
@@ -192,7 +201,9 @@ def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: in
     return full
 
 
-def _lay_out(graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: np.ndarray) -> Plan:
+def _lay_out(
+    graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: np.ndarray, row_of: np.ndarray
+) -> Plan:
     """Gives rows their slots, splits each stage into its two pools."""
     slot = np.where(full, np.cumsum(full) - 1, np.cumsum(~full) - 1)
     n_before = np.concatenate([[0], np.cumsum(full)])  # rows at all positions before a row
@@ -212,7 +223,7 @@ def _lay_out(graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: 
         heads_all, heads_last = heads
         first_last = s.first_row - first_full
         stages.append(Stage(s.stage.kind, s.stage.layer, at_all, at_last, heads_all, heads_last, first_full, first_last))
-    return Plan(stages, len(output), int(full.sum()), int((~full).sum()), output)
+    return Plan(stages, len(output), int(full.sum()), int((~full).sum()), output, row_of)
 
 
 def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads]:
