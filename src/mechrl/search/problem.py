@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -34,7 +35,7 @@ class State:
     mask: np.ndarray  # [n] bool over the problem's candidates: the circuit so far
     order: list[int]  # edges (of the graph) removed so far, first removed first
     faithfulness: float  # of `mask`, as the search last measured it
-    extra: dict[str, np.ndarray | float | int | str] = field(default_factory=dict)  # what the search needs to continue
+    extra: dict[str, Any] = field(default_factory=dict)  # what the search needs to continue
     done: bool = False
     note: str = ""  # one line for people: what the search is at, or how it ended
 

@@ -1,0 +1,227 @@
+"""A circuit and where it came from: the one thing that leaves a method, whichever method found it. JSON in and out."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mechrl
+from mechrl.errors import MechRLError
+from mechrl.graph import Graph
+from mechrl.models.base import Model
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The edges that a method kept, and everything needed to judge them and to find them again.
+
+    `scores` follow the sign of `mechrl.attribution`: corrupting an edge of positive score hurts. They are single precision, here
+    as in the file. `order` lists the edges that a search removed, first removed first: without scores it says what matters.
+    """
+
+    model: str
+    checksum: str  # of the model's weights
+    graph: Graph
+    d_model: int
+    behaviour: str
+    method: str
+    settings: dict[str, Any]
+    tau: float
+    seed: int
+    pairs: int  # discovery pairs
+    mask: np.ndarray  # [E] bool, the kept edges
+    faithfulness: float  # on the discovery pairs
+    faithfulness_test: float | None  # on fresh pairs, which played no part in the search
+    faithfulness_validation: float | None = None  # on the pairs that decided when to stop, if any did
+    scores: np.ndarray | None = None  # [E]
+    order: tuple[int, ...] = ()
+    passes: float = 0.0
+    seconds: float = 0.0
+    complete: bool = True  # False: the search was interrupted
+    version: str = field(default=mechrl.__version__)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", np.asarray(self.mask, dtype=bool))
+        if self.scores is not None:
+            object.__setattr__(self, "scores", np.asarray(self.scores, dtype=np.float32))
+
+    # ---- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def edges(self) -> int:
+        """Raw size: all kept edges."""
+        return int(self.mask.sum())
+
+    @property
+    def edges_pruned(self) -> int:
+        """Edges on a path from the input to the logits; the others change no output."""
+        return int(self.graph.prune(self.mask).sum())
+
+    def importance(self) -> np.ndarray:
+        """[E] the scores; without them the removal order: kept edges first, then the later removed the more important.
+
+        Edges that the search never considered come last, with zero.
+        """
+        if self.scores is not None:
+            return self.scores.astype(np.float64)
+        result = np.zeros(self.graph.n_edges)
+        result[list(self.order)] = 1 + np.arange(len(self.order))
+        result[self.mask] = 1 + len(self.order)
+        return result / (1 + len(self.order))
+
+    def check_model(self, model: Model) -> None:
+        """Refuses a model that the circuit was not found in."""
+        if self.graph != model.graph:
+            raise MechRLError(
+                f"the circuit is of {self.model} ({_shape(self.graph)}), but {model.name} has {_shape(model.graph)}; "
+                f"load {self.model}"
+            )
+        if self.checksum != model.checksum:
+            raise MechRLError(
+                f"the circuit was found in {self.model} with other weights (checksum {self.checksum[:12]}…) than "
+                f"{model.name} has ({model.checksum[:12]}…); load the same weights or search again"
+            )
+
+    # ---- JSON -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "model": self.model,
+            "checksum": self.checksum,
+            "graph": {
+                "n_layers": self.graph.n_layers,
+                "n_heads": self.graph.n_heads,
+                "n_kv_heads": self.graph.n_kv_heads,
+                "d_model": self.d_model,
+            },
+            "behaviour": self.behaviour,
+            "method": self.method,
+            "settings": self.settings,
+            "tau": self.tau,
+            "seed": self.seed,
+            "pairs": self.pairs,
+            "complete": self.complete,
+            "faithfulness": self.faithfulness,
+            "faithfulness_test": self.faithfulness_test,
+            "faithfulness_validation": self.faithfulness_validation,
+            "n_edges": self.edges,
+            "n_edges_pruned": self.edges_pruned,
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "edges": [self.graph.edge_name(int(e)) for e in np.flatnonzero(self.mask)],
+            "order": list(self.order),
+            # the shortest decimal that reads back as the same single-precision number
+            "scores": None if self.scores is None else [float(str(x)) for x in self.scores],
+        }
+
+    def save(self, path: Path | str) -> None:
+        write_atomically(Path(path), _encode(self.to_json()))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Circuit:
+        path = Path(path)
+        try:
+            known = json.loads(path.read_bytes())
+        except FileNotFoundError as exc:
+            raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
+        except OSError as exc:
+            raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
+        except ValueError as exc:
+            raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
+        if not isinstance(known, dict) or "format" not in known:
+            raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
+        if known["format"] != FORMAT:
+            raise MechRLError(f"{path}: format {known['format']!r}, this version of MechRL reads {FORMAT}; search again")
+        try:
+            return cls._from_json(known)
+        except MechRLError as exc:
+            raise MechRLError(f"{path}: {exc}") from exc
+        except (KeyError, TypeError, ValueError, IndexError) as exc:
+            raise MechRLError(f"{path}: a field is missing or wrong ({type(exc).__name__}: {exc}); search again") from exc
+
+    @classmethod
+    def _from_json(cls, known: dict[str, Any]) -> Circuit:
+        shape = known["graph"]
+        graph = Graph(int(shape["n_layers"]), int(shape["n_heads"]), int(shape["n_kv_heads"]))
+        mask = np.zeros(graph.n_edges, dtype=bool)
+        mask[[graph.edge_of_name(name) for name in known["edges"]]] = True
+        scores = None if known["scores"] is None else np.array(known["scores"], dtype=np.float32)
+        order = tuple(int(e) for e in known["order"])
+        if scores is not None and scores.shape != (graph.n_edges,):
+            raise ValueError(f"{len(scores)} scores for {graph.n_edges} edges")
+        if any(not 0 <= e < graph.n_edges for e in order):
+            raise ValueError("order names edges that the graph does not have")
+        other = {f.name for f in fields(cls)} - {"graph", "d_model", "mask", "scores", "order"}
+        values = {name: known[name] for name in other}
+        return cls(graph=graph, d_model=shape["d_model"], mask=mask, scores=scores, order=order, **values)
+
+    def to_eap_ig(self, path: Path | str) -> None:
+        """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit.
+
+        Those tools have a k and a v input for every head. With grouped-query attention ours belong to the KV head, which computes
+        them once for its group: each such edge is written once per head of the group, with the same score.
+        """
+        graph, importance, group = self.graph, self.importance(), self.graph.n_heads // self.graph.n_kv_heads
+        kept = graph.prune(self.mask)
+        edges: dict[str, dict[str, Any]] = {}
+        receivers = [_names_of_heads(name, group) for name in graph.receiver_names]
+        for e in range(graph.n_edges):
+            entry = {"score": float(str(np.float32(importance[e]))), "in_graph": bool(kept[e])}
+            for receiver in receivers[int(graph.edge_receiver[e])]:
+                edges[f"{graph.source_names[int(graph.edge_source[e])]}->{receiver}"] = entry
+        inside = {"input", "logits"} | {graph.source_names[s] for s in np.unique(graph.edge_source[kept])}
+        file = {
+            "cfg": {
+                "n_layers": graph.n_layers,
+                "n_heads": graph.n_heads,
+                "parallel_attn_mlp": False,
+                "d_model": self.d_model,
+            },
+            "nodes": {name: {"in_graph": name in inside} for name in [*graph.source_names, "logits"]},
+            "edges": edges,
+        }
+        write_atomically(Path(path), _encode(file))
+
+
+def _names_of_heads(receiver: str, group: int) -> list[str]:
+    """`a3.kv1<k>` with three heads a group is `a3.h3<k>`, `a3.h4<k>` and `a3.h5<k>`; every other name is itself."""
+    layer, kv, rest = receiver.partition(".kv")
+    if not kv:
+        return [receiver]
+    head, kind = int(rest[:-3]), rest[-3:]
+    return [f"{layer}.h{h}{kind}" for h in range(head * group, (head + 1) * group)]
+
+
+def _shape(graph: Graph) -> str:
+    return f"{graph.n_layers} layers, {graph.n_heads} heads, {graph.n_kv_heads} KV heads"
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode() + b"\n"
+    except ValueError as exc:
+        raise MechRLError("the circuit has a faithfulness or score that is not a number; check the model and its pairs") from exc
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Whoever reads `path` sees the old file or the new one, never half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as exc:
+        temporary.unlink(missing_ok=True)
+        raise MechRLError(f"{path}: cannot be written ({exc.strerror})") from exc
