@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mechrl.engine.engine import PAIRS_PER_PASS, Engine
+from mechrl.engine.engine import PAIRS_PER_PASS, Engine, Prefix
 from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import receivers_of
@@ -85,7 +85,8 @@ class _Walk:
         receiver = graph.edge_receiver[edges]
         self.first = np.searchsorted(receiver, receiver)  # [n] the first place of every place's receiver
         self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[:, receiver]  # [n] sources that every place's receiver feeds
-        self.columns = np.zeros(0, dtype=np.int64)  # places handed to the engine: all that may still be alive
+        self.prefix: tuple[Engine, Prefix] | None = None  # the circuit at the start
+        self.stage, self.columns = -1, np.zeros(0, dtype=np.int64)  # places that the engine is told of, from this stage up
         if state is None:
             self.alive = np.ones(len(edges), dtype=bool)
             self.order: list[int] = []
@@ -172,21 +173,23 @@ class _Walk:
         return self.problem.draw(self.tested // _TESTS_PER_MINIBATCH)
 
     def _measure(self, engine: Engine, places: np.ndarray) -> np.ndarray:
-        """[len(places)] the KL after removing the first, the first two, … of `places`."""
-        alive = int(self.alive.sum())
-        if not len(self.columns) or alive < 0.9 * len(self.columns):
-            # what is cut or dead stays so: the engine plans fewer columns
-            live = self.problem.model.graph.prune(self.alive, self.problem.candidates)
-            self.columns = np.flatnonzero(live)
+        """[len(places)] the KL after removing the first, the first two, … of `places`.
+
+        Below the stage of the last of them the circuit is what it was at the start: the engine runs that part once and for all.
+        """
+        graph, edges = self.problem.model.graph, self.problem.candidates
+        if self.prefix is None or self.prefix[0] is not engine:
+            self.prefix = (engine, engine.prefix(np.ones(len(edges), dtype=bool), edges))
+        stage = int(graph.edge_stage[edges[places[-1]]])
+        if stage != self.stage:  # what is cut by now stays so: it needs no column
+            lowest = int(np.searchsorted(graph.edge_stage[edges], stage))
+            self.stage, self.columns = stage, lowest + np.flatnonzero(self.alive[lowest:])
         masks = np.repeat(self.alive[None, self.columns], len(places), axis=0)
-        column = np.searchsorted(self.columns, places)
-        known = np.flatnonzero(column < len(self.columns))
-        known = known[self.columns[column[known]] == places[known]]  # a dead edge has no column
-        masks[:, column[known]] = ~np.tri(len(places), dtype=bool)[:, known]
-        return _mean_kl(engine, masks, self.problem.candidates[self.columns])
+        masks[:, np.searchsorted(self.columns, places)] = ~np.tri(len(places), dtype=bool)
+        return engine.kl(masks, edges[self.columns], self.prefix[1], stage).double().mean(-1).cpu().numpy()
 
     def _start(self) -> float:
-        return float(_mean_kl(self._engine(), self.alive[None], self.problem.candidates)[0])
+        return float(self._engine().kl(self.alive[None], self.problem.candidates).double().mean())
 
     def _faithfulness(self, done: bool) -> float:
         problem = self.problem
@@ -204,6 +207,3 @@ def _nodes_of_receivers(graph: Graph) -> np.ndarray:
             result[1, receiver] = max(result[1, receiver], source + 1)
     return result
 
-
-def _mean_kl(engine: Engine, masks: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    return engine.kl(masks, edges).double().mean(-1).cpu().numpy()
