@@ -134,7 +134,7 @@ def bench_engine(
         if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another edge of the first layer
             masks[np.arange(len(masks)), np.arange(len(masks))] = False
         live = model.graph.prune(masks[:8], universe).sum(1).mean()
-        for n in batches:
+        for n in sorted({min(n, 128) for n in batches} if edges == model.graph.n_edges else batches):
             call = partial(engine.faithfulness, masks[:n], universe)
             seconds = _seconds(call, device, repeats)
             per_circuit = 1000 * seconds / n

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechrl.engine import mix_triton
+from mechrl.engine import kernels
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
@@ -79,6 +79,7 @@ class Engine:
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
         self._last_edges: EdgeSet | None = None
+        self._readers: dict[int, tuple[Tensor, Tensor]] = {}
         self.n_pairs = len(pairs.clean)
         with self._precision():
             self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
@@ -277,6 +278,12 @@ class Engine:
         difference = logits.log_softmax(-1).sub_(self.clean_log_probs)
         return difference.mul_(self._clean_probs).sum(-1).neg_()[:, self.cache.inverse]
 
+    def readers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's reading weights in one piece, for the fused kernels."""
+        if layer not in self._readers:
+            self._readers[layer] = kernels.readers(self.model.attention[layer])
+        return self._readers[layer]
+
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
     def _charge(self, n_circuits: int, passes: int) -> None:
@@ -355,23 +362,28 @@ class _Run:
             self.store.full[0] = like
         else:
             self.store.full[: given.n] = given.prefix.rows[: given.n]
-        self.fused = weight is None and mix_triton.available(like)
+        self.fused = weight is None and kernels.available(like, self.cache.n_positions)
+        self.engine = engine
         # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
         widest = max((len(stage.full) for stage in plan.stages), default=0)
         self._room = engine._streams_room(widest) if weight is None and not self.fused else None
         self._blocks: dict[int, list[Block]] = {}
         with _Shipment(plan, like.device) as ship:
             self.output = ship(plan.output + 1)
-            self._index = {s.layer: attention_index(self.model, s, ship) for s in plan.stages if s.kind == "attention"}
-            self._gather: dict[int, Tensor] = {}
+            attention = [s for s in plan.stages if s.kind == "attention"]
             if self.fused:
-                pools = [pool for s in plan.stages for pool in (s.full, s.last) if len(pool)]
-                self._gather = {id(pool): ship(mix_triton.gather_index(pool, self.store)) for pool in pools}
+                pools = [pool for s in plan.stages for pool in (s.full, s.last)]
+                self._gather = {id(pool): ship(kernels.gather_index(pool, self.store)) for pool in pools}
+                self._heads = {s.layer: ship(kernels.heads_index(s, self.model.spec)) for s in attention}
+            else:
+                self._index = {s.layer: attention_index(self.model, s, ship) for s in attention}
 
     def fill(self) -> None:
         """Computes all rows, stage by stage."""
         for stage in self.plan.stages:
-            if stage.kind != "logits":
+            if self.fused and stage.kind == "mlp":
+                self._fused_mlp(stage)
+            elif stage.kind != "logits":
                 x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
                 self._components(stage, x_full, x_last, *self._slots(stage, self.store))
 
@@ -413,7 +425,30 @@ class _Run:
     ) -> tuple[Tensor, Tensor]:
         if stage.kind == "mlp":
             return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
+        if self.fused:
+            assert out_full is not None and out_last is not None
+            weights, read = self.model.attention[stage.layer], self.engine.readers(stage.layer)
+            index, spec, tf32 = self._heads[stage.layer], self.model.spec, self.engine.tf32
+            kernels.attention_stage(
+                spec, weights, read, self.cache, stage.layer, stage, index, x_full, x_last, out_full, out_last, tf32
+            )
+            return out_full, out_last
         return attention_stage(self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last)
+
+    def _fused_mlp(self, stage: Stage) -> None:
+        """One run of the MLP for both pools: on a GPU the launches count."""
+        n = len(stage.full) * self.cache.n_tokens
+        flat = self.store.flat.new_empty(n + len(stage.last) * self.cache.n_pairs, self.store.flat.shape[1])
+        d = flat.shape[1]
+        x_full = flat[:n].view(len(stage.full), self.cache.n_tokens, d)
+        x_last = flat[n:].view(len(stage.last), self.cache.n_pairs, d)
+        self._normal(stage.full, stage, False, x_full)
+        self._normal(stage.last, stage, True, x_last)
+        self.model.mlp[stage.layer](flat, out=flat)
+        out_full, out_last = self._slots(stage, self.store)
+        corrupted = self.cache.layers[stage.layer]
+        torch.sub(x_full, corrupted.mlp, out=out_full)
+        torch.sub(x_last, corrupted.last.mlp, out=out_last)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -427,16 +462,16 @@ class _Run:
     def _resid(self, stage: Stage, last: bool) -> Tensor:
         if stage.kind == "logits":
             return self.cache.resid_final
-        layer = self.cache.layers[stage.layer]
-        resid = layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
-        return resid[self.cache.last_token] if last else resid
+        layer = self.cache.layers[stage.layer].last if last else self.cache.layers[stage.layer]
+        return layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
 
-    def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
-        """[J, tokens, d] the normalised streams of a pool's jobs."""
-        if self.fused and len(pool):
+    def _normal(self, pool: Pool, stage: Stage, last: bool, out: Tensor | None = None) -> Tensor:
+        """[J, tokens, d] the normalised streams of a pool's jobs; the fused kernel can write them into `out`."""
+        if self.fused:
             last_token = self.cache.last_token if last else None
-            index, resid = self._gather[id(pool)], self._resid(stage, last)
-            return mix_triton.mix_and_normalise(len(pool), index, self.store, resid, last_token, self.model.spec)
+            resid = self._resid(stage, last)
+            out = resid.new_empty(len(pool), *resid.shape) if out is None else out
+            return kernels.mix_and_normalise(self._gather[id(pool)], self.store, resid, last_token, self.model.spec, out)
         return self._streams(pool, stage, last, finish=self.model.normalise_)
 
     def _streams(
@@ -470,7 +505,7 @@ class _Shipment:
         if device.type == "cuda":
             pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
             heads = sum(len(stage.heads_full) + len(stage.heads_last) for stage in plan.stages)
-            size = plan.n_circuits + sum(len(p.slot) + 3 * len(p) + 1 for p in pools) + 4 * heads
+            size = plan.n_circuits + sum(len(p.slot) + 4 * len(p) + 1 for p in pools) + 4 * heads
             self.host = torch.empty(size, dtype=torch.int64, pin_memory=True)
             self.there = torch.empty(size, dtype=torch.int64, device=device)
             self.used = 0

@@ -33,6 +33,16 @@ class LayerCache:
     v: Tensor  # [G, B, T, e]
     z: Tensor  # [H, N, e] what the heads attend to, before the output projection
     mlp: Tensor  # [N, d] the MLP's output
+    last: LayerLast
+
+
+@dataclass(frozen=True)
+class LayerLast:
+    """The same at the prediction positions [B, d]."""
+
+    resid_attention: Tensor
+    resid_mlp: Tensor
+    mlp: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class PairsCache:
     token_place: Tensor  # [N] pair · T + position of every active token
     token_rotary: tuple[Tensor, Tensor] | None  # cos and sin at every active token ...
     last_rotary: tuple[Tensor, Tensor] | None  # ... and at every prediction position
+    layout: Tensor  # [B, 3] first active position, number of positions, first active token
     last_token: Tensor  # [B] place of the prediction position in the list of active tokens
     last_position: Tensor  # [B]
     input_difference: Tensor  # [N, d] e_clean − e_corr, the input node's row
@@ -76,9 +87,11 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
     place: list[int] = []
     position: list[int] = []
     last_token: list[int] = []
+    layout: list[tuple[int, int, int]] = []
     for i, (a, b) in enumerate(unique):
         tokens[0, i, : len(a)], tokens[1, i, : len(b)] = a, b
         first = next((t for t, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a) - 1)
+        layout.append((first, len(a), len(place)))
         place += [i * T + t for t in range(first, len(a))]
         position += range(first, len(a))
         last_token.append(len(place) - 1)
@@ -98,6 +111,7 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
             token_place=token_place,
             token_rotary=model.rotary(torch.tensor(position, device=device)),
             last_rotary=model.rotary(last),
+            layout=torch.tensor(layout, device=device),
             last_token=torch.tensor(last_token, device=device),
             last_position=last,
             input_difference=difference,
@@ -141,7 +155,8 @@ def plain_forward(
         out = mlp(model.normalise(x))
         x = x + out
         if keep is not None:
-            layers.append(LayerCache(resid_attention[keep], resid_mlp[keep], q, k, v, z[:, keep], out[keep]))
+            last = LayerLast(resid_attention[last_place], resid_mlp[last_place], out[last_place])
+            layers.append(LayerCache(resid_attention[keep], resid_mlp[keep], q, k, v, z[:, keep], out[keep], last))
     return x[last_place], layers
 
 

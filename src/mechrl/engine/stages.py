@@ -176,14 +176,13 @@ def mlp_stage(
     out_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows of the MLP, one a job."""
-    corrupted = cache.layers[layer].mlp
-    mlp = model.mlp[layer]
+    corrupted, mlp = cache.layers[layer], model.mlp[layer]
     if out_full is None or out_last is None:
-        return mlp(x_full) - corrupted, mlp(x_last) - corrupted[cache.last_token]
+        return mlp(x_full) - corrupted.mlp, mlp(x_last) - corrupted.last.mlp
     if len(x_full):
-        torch.sub(mlp(x_full), corrupted, out=out_full)
+        torch.sub(mlp(x_full), corrupted.mlp, out=out_full)
     if len(x_last):
-        torch.sub(mlp(x_last), corrupted[cache.last_token], out=out_last)
+        torch.sub(mlp(x_last), corrupted.last.mlp, out=out_last)
     return out_full, out_last
 
 

@@ -70,8 +70,8 @@ class MLP:
     b_out: Tensor  # [d]
     activation: str
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The MLP's output, bias included, from the normalised stream [..., d]."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The MLP's output, bias included, from the normalised stream [..., d]; in `out` [n, d] if given (it may be x itself)."""
         flat = x.reshape(-1, x.shape[-1])
         hidden = torch.addmm(self.b_in, flat, self.W_in)
         act = _ACTIVATIONS[self.activation]
@@ -79,7 +79,7 @@ class MLP:
             hidden = act(hidden)
         else:
             hidden = act(torch.addmm(self.b_gate, flat, self.W_gate)) * hidden
-        return torch.addmm(self.b_out, hidden, self.W_out).reshape(x.shape)
+        return torch.addmm(self.b_out, hidden, self.W_out, out=out).reshape(x.shape)
 
 
 _ACTIVATIONS = {

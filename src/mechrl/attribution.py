@@ -1,0 +1,251 @@
+"""Attribution: how much every edge matters, from gradients instead of one run per edge.
+
+The loss L is the negated metric of a behaviour, or the KL from the model (`loss`), averaged over the pairs. All scores S [E] share
+one sign: **S > 0 means that corrupting the edge raises the loss**, so a behaviour lives on edges of large positive score.
+
+With D(u) = a_corr(u) − a_clean(u) and x_v the stream that v reads before its norm:
+
+    exact          S_uv = L(all edges but uv) − L(model)
+    EAP            S_uv = D(u) · ∂L/∂x_v at the clean run, the first-order estimate of `exact`
+    EAP-IG         the same D, the gradient averaged over m runs on the way from the corrupted to the clean run: of the token
+                   embedding (`inputs`), or of one group of nodes at a time (`activations`)
+    mask gradients S_uv = −(average of ∂L/∂M_uv at αM, α = ½/m, 3/2/m, …), from a circuit M down to the empty one
+
+The engine gives ∂L/∂M_uv = ∂L/∂x_v · (a_now(u) − a_corr(u)) for real-valued masks M, and every method here is minus such a gradient:
+a circuit run whose mask is one everywhere is the clean run, and one whose mask is k/m on the edges out of the input starts at the
+embedding e_corr + (k/m)(e_clean − e_corr).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+import mechrl
+from mechrl.behaviours.base import Metric, Pairs, metric_value
+from mechrl.engine import Engine
+from mechrl.engine.engine import Objective
+from mechrl.errors import MechRLError
+from mechrl.models.smollm2 import cache as cache_folder
+
+# Where the integration stands at its m steps: the paper and the current public code of EAP-IG take k = 0 … m−1 of m (the corrupted
+# end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).
+Convention = Literal["from-corrupt", "to-clean"]
+Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "exact"]
+
+_CUTS_AT_ONCE = 256  # masks of one call of `exact`
+
+
+def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
+    """What attribution differentiates: the metric negated, or KL(model ‖ ·); logits [C, batch, V] to [C, batch]."""
+    if metric == "kl":
+        return engine.kl_objective
+    return lambda logits: -metric_value(metric, logits, pairs)
+
+
+def eap(engine: Engine, objective: Objective) -> np.ndarray:
+    """[E] EAP. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
+    return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective)[0]
+
+
+def eap_ig_inputs(
+    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+) -> np.ndarray:
+    """[E] EAP-IG on inputs: D from the two end points, the gradient averaged over interpolated token embeddings."""
+    from_input = engine.graph.edge_source == 0
+    total = np.zeros(engine.graph.n_edges)
+    for position in _positions(steps, convention):
+        weights = np.where(from_input, position, 1.0)[None]
+        total -= _gradient(engine, weights, objective, against_full=True)[0]
+    return total / steps
+
+
+def eap_ig_activations(
+    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+) -> np.ndarray:
+    """[E] EAP-IG on activations: a group of nodes (the input, a layer's heads, an MLP) is interpolated, the rest recomputed.
+
+    A group's nodes do not read each other, so what they would write is as in the clean run, and M = k/m on all edges out of the
+    group is the interpolation a_corr + (k/m)(a_clean − a_corr) of its outputs. m runs for each of the 2L + 1 groups.
+    """
+    graph = engine.graph
+    scores = np.zeros(graph.n_edges)
+    place = (graph.edge_source - 1) % (graph.n_heads + 1)
+    group = 2 * graph.source_layer[graph.edge_source] + 1 + (place == graph.n_heads)
+    group[graph.edge_source == 0] = 0
+    for g in range(2 * graph.n_layers + 1):
+        out = np.flatnonzero(group == g)
+        for position in _positions(steps, convention):
+            weights = np.ones((1, graph.n_edges))
+            weights[:, out] = position
+            scores[out] -= _gradient(engine, weights, objective)[0, out]
+    return scores / steps
+
+
+def integrated_mask_gradients(
+    engine: Engine,
+    edges: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+    objective: Objective | None = None,
+    steps: int = 5,
+) -> np.ndarray:
+    """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM, zero where the circuit `mask` [n] has no edge.
+
+    L is the KL unless given. By the fundamental theorem the scores of a circuit add up to L(empty) − L(circuit), up to the error
+    of the midpoint rule: for KL, to f · KL_cut.
+    """
+    edges = np.arange(engine.graph.n_edges) if edges is None else edges
+    alive = np.ones(len(edges), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+    scores = np.zeros(len(edges))
+    if alive.any():
+        alpha = (np.arange(steps) + 0.5) / steps
+        weights = np.repeat(alpha[:, None], alive.sum(), axis=1)
+        scores[alive] = -_gradient(engine, weights, objective, edges=edges[alive]).mean(0)
+    return scores
+
+
+def exact(engine: Engine, objective: Objective, edges: np.ndarray | None = None) -> np.ndarray:
+    """[n] the effect of cutting each of `edges` (default: all) alone from the whole model: one pass an edge."""
+    edges = np.arange(engine.graph.n_edges) if edges is None else np.asarray(edges)
+    whole = np.ones((1, engine.graph.n_edges), dtype=bool)
+    values = [_mean(engine.measure(whole, objective))]
+    for first in range(0, len(edges), _CUTS_AT_ONCE):
+        some = edges[first : first + _CUTS_AT_ONCE]
+        masks = whole.repeat(len(some), axis=0)
+        masks[np.arange(len(some)), some] = False
+        values.append(_mean(engine.measure(masks, objective)))
+    return np.concatenate(values[1:] or [np.zeros(0)]) - values[0]
+
+
+def attribute(
+    engine: Engine,
+    pairs: Pairs,
+    metric: Metric,
+    method: Method = "eap-ig-inputs",
+    steps: int = 5,
+    convention: Convention = "from-corrupt",
+) -> np.ndarray:
+    """[E] the scores of every edge by a method and a metric, both by name."""
+    objective = loss(metric, pairs, engine)
+    if method == "eap":
+        return eap(engine, objective)
+    if method == "exact":
+        return exact(engine, objective)
+    if method == "eap-ig-inputs":
+        return eap_ig_inputs(engine, objective, steps, convention)
+    if method == "eap-ig-activations":
+        return eap_ig_activations(engine, objective, steps, convention)
+    raise MechRLError(f"unknown attribution {method!r}; known: {', '.join(get_args(Method))}")
+
+
+# ---- cache ----------------------------------------------------------------------------------------------------------
+
+
+def cached(
+    engine: Engine,
+    pairs: Pairs,
+    metric: Metric,
+    method: Method = "eap-ig-inputs",
+    steps: int = 5,
+    convention: Convention = "from-corrupt",
+) -> np.ndarray:
+    """`attribute`, read from the disk if it was computed before.
+
+    The passes that the scores cost are charged either way: what a method costs must not depend on what was run before it.
+    """
+    what = _determinants(engine, pairs, metric, method, steps, convention)
+    path = cache_folder() / "scores" / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
+    if (known := _read(path, what, engine.graph.n_edges)) is not None:
+        scores, passes = known
+        engine.passes += passes
+        return scores
+    before = engine.passes
+    scores = attribute(engine, pairs, metric, method, steps, convention)
+    with suppress(OSError):  # a full or read-only disk costs time only
+        _write(path, scores, {"what": what, "passes": repr(engine.passes - before)})
+    return scores
+
+
+def _determinants(
+    engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
+) -> str:
+    """Everything that the scores depend on."""
+    integrated = method in ("eap-ig-inputs", "eap-ig-activations")
+    return json.dumps(
+        {
+            "version": mechrl.__version__,
+            "model": engine.model.checksum,
+            "dtype": str(engine.model.dtype),
+            "device": engine.model.device.type,
+            "tf32": engine.tf32 and engine.model.device.type == "cuda",
+            "pairs": [pairs.clean, pairs.corrupt],
+            "answers": None if metric == "kl" else [pairs.answers, pairs.foils],
+            "metric": metric,
+            "method": method,
+            "steps": steps if integrated else None,
+            "convention": convention if integrated else None,
+        },
+        sort_keys=True,
+    )
+
+
+def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | None:
+    """Scores and the passes they cost; None if the file is not there or is not what it should be."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about, scores = file.metadata() or {}, file.get_tensor("scores")
+        passes = float(about["passes"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    sound = about.get("what") == what and scores.shape == (n_edges,) and np.isfinite(scores).all()
+    return (scores, passes) if sound else None
+
+
+def _write(path: Path, scores: np.ndarray, about: dict[str, str]) -> None:
+    """In one step: a reader finds the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(save({"scores": scores}, metadata=about))
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+
+
+def _positions(steps: int, convention: Convention) -> np.ndarray:
+    """Places k/m between the corrupted (0) and the clean (1) end."""
+    if steps < 1:
+        raise MechRLError(f"integration needs at least one step, not {steps}")
+    if convention not in get_args(Convention):
+        raise MechRLError(f"unknown convention {convention!r}; known: {', '.join(get_args(Convention))}")
+    return (np.arange(steps) + (convention == "to-clean")) / steps
+
+
+def _gradient(
+    engine: Engine,
+    weights: np.ndarray,
+    objective: Objective | None,
+    edges: np.ndarray | None = None,
+    against_full: bool = False,
+) -> np.ndarray:
+    return engine.gradient(weights, edges, objective, against_full).gradient.double().cpu().numpy()
+
+
+def _mean(values: torch.Tensor) -> np.ndarray:
+    """[C, batch] to [C]."""
+    return values.double().mean(-1).cpu().numpy()

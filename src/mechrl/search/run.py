@@ -1,0 +1,245 @@
+"""A search from beginning to end: pairs, prefilter, the method, what it found. The command line and the benchmarks both run this.
+
+With the target `test` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
+by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
+short of tau on validation pairs, it aims higher by as much. Validation pairs answer a handful of questions, test pairs none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from mechrl import attribution
+from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour, Metric
+from mechrl.circuit import Circuit
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+from mechrl.search.acdc import THRESHOLDS, acdc_sweep
+from mechrl.search.problem import Problem, State
+from mechrl.search.select import candidate_set, greedy_search, top_n_search
+
+Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "blockwise"]
+Target = Literal["discovery", "test"]
+Prefilter = Literal["metric", "kl", "union"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+N_FRESH = 100  # validation pairs, and test pairs
+_ATTEMPTS = 6  # searches for one target on fresh pairs
+_HIGHEST_AIM = 0.999
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What determines a search, besides the model and the behaviour."""
+
+    method: Method
+    tau: float = 0.9
+    pairs: int = 20
+    k: int = 3000  # candidates by each score
+    whole_graph: bool = False  # all edges are candidates
+    prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
+    thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
+    target: Target = "discovery"
+    minibatch: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("target", self.target, get_args(Target)),
+            ("prefilter", self.prefilter, get_args(Prefilter)),
+        ):
+            if value not in known:
+                raise MechRLError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
+        if not 0 < self.tau < 1:
+            raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
+        if self.pairs < 1 or self.k < 1:
+            raise MechRLError("the numbers of pairs and of candidates must be at least 1")
+        if self.minibatch is not None and not 0 < self.minibatch < self.pairs:
+            raise MechRLError(f"a minibatch must be smaller than the {self.pairs} pairs it is drawn from, not {self.minibatch}")
+        if not self.thresholds:
+            raise MechRLError("ACDC needs at least one threshold")
+
+    def to_json(self) -> dict[str, Any]:
+        known = asdict(self) | {"thresholds": list(self.thresholds)}
+        if self.method != "acdc":
+            del known["thresholds"]
+        return known
+
+
+@dataclass
+class Session:
+    """A search that can be left and taken up again: everything that must survive, besides the search's own state."""
+
+    problem: Problem
+    settings: Settings
+    aim: float
+    attempt: int = 0
+    seconds_before: float = 0.0
+    validation: Engine | None = None
+    faithfulness_validation: float | None = None
+
+    def __post_init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self._begin
+
+    @property
+    def passes(self) -> float:
+        return self.problem.passes + (self.validation.passes if self.validation else 0.0)
+
+    def about(self) -> dict[str, Any]:
+        """What is saved beside the state."""
+        problem = self.problem
+        return {
+            "model": problem.model.name,
+            "checksum": problem.model.checksum,
+            "behaviour": problem.behaviour.name,
+            "settings": self.settings.to_json(),
+            "aim": self.aim,
+            "attempt": self.attempt,
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "calls": problem.calls,
+        }
+
+    # ---- the search -------------------------------------------------------------------------------------------------
+
+    def run(self, state: State | None = None) -> State:
+        """The method; with the target `test`, as often as it takes."""
+        search = _search(self.settings)
+        while True:
+            self.problem.tau = self.aim
+            state = search(self.problem, state)
+            if self.validation is None:
+                return state
+            f = float(self.validation.faithfulness(state.mask[None], self.problem.candidates)[0])
+            self.faithfulness_validation = f
+            short = self.settings.tau - f
+            self.attempt += 1
+            if short <= 0 or self.attempt == _ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM:
+                return state
+            self.aim = min(_HIGHEST_AIM, self.aim + max(short, 0.002))
+            if self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
+                state = None
+
+    def circuit(self, state: State, complete: bool = True) -> Circuit:
+        """What a state amounts to. The f reported here cost nothing: they play no part in the search."""
+        problem, settings = self.problem, self.settings
+        seconds, passes = self.seconds, self.passes
+        mask = np.zeros(problem.model.graph.n_edges, dtype=bool)
+        mask[problem.candidates[state.mask]] = True
+
+        def f(engine: Engine) -> float:
+            return float(engine.faithfulness(state.mask[None], problem.candidates)[0])
+
+        charged = problem.engine.passes
+        on_discovery = f(problem.engine)
+        problem.engine.passes = charged
+        return Circuit(
+            model=problem.model.name,
+            checksum=problem.model.checksum,
+            graph=problem.model.graph,
+            d_model=problem.model.spec.d_model,
+            behaviour=problem.behaviour.name,
+            method=settings.method,
+            settings=settings.to_json() | {"note": state.note},
+            tau=settings.tau,
+            seed=settings.seed,
+            pairs=len(problem.pairs),
+            mask=mask,
+            faithfulness=on_discovery,
+            faithfulness_test=f(_fresh(problem.model, problem.behaviour, TEST_SEED)),
+            faithfulness_validation=self.faithfulness_validation,
+            scores=problem.scores if settings.method in ("top-n", "greedy") else None,
+            order=tuple(state.order),
+            passes=passes,
+            seconds=seconds,
+            complete=complete,
+        )
+
+
+def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any] | None = None) -> Session:
+    """Pairs, engine, scores and candidates of a search; `about` is what an interrupted one left behind."""
+    began = time.perf_counter()
+    if model.tokenizer is None:
+        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
+    pairs = behaviour.pairs(model.tokenizer, settings.pairs, settings.seed, part="discovery", n_ctx=model.spec.n_ctx)
+    if settings.minibatch is not None and settings.minibatch >= len(pairs):
+        raise MechRLError(f"{behaviour.name!r} has {len(pairs)} discovery pairs only; use a minibatch smaller than that")
+    engine = Engine(model, pairs)
+    straight = settings.method in ("top-n", "greedy")  # these rank all edges by one score
+    metrics: list[Metric] = []
+    if straight or not settings.whole_graph:
+        metrics = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
+        if settings.prefilter == "union" and not straight and behaviour.metric != "kl":
+            metrics.append("kl")
+    scores = [attribution.cached(engine, pairs, metric) for metric in metrics]
+    everything = np.arange(model.graph.n_edges)
+    candidates = everything if straight or settings.whole_graph else candidate_set(scores, settings.k)
+    problem = Problem(
+        model,
+        behaviour,
+        engine,
+        pairs,
+        settings.tau,
+        settings.seed,
+        candidates,
+        scores[0] if scores else None,
+        minibatch=settings.minibatch,
+    )
+    session = Session(problem, settings, settings.tau)
+    if settings.target == "test":
+        session.validation = _fresh(model, behaviour, VALIDATION_SEED)
+    if about is None:
+        session.seconds_before = time.perf_counter() - began
+    else:
+        engine.passes = 0.0  # the prefilter was paid for before
+        problem.passes_before, problem.calls = about["passes"], about["calls"]
+        session.aim, session.attempt, session.seconds_before = about["aim"], about["attempt"], about["seconds"]
+    return session
+
+
+def check_continues(model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any]) -> None:
+    """Refuses to continue another search than the one that was left."""
+    mine = {"model": model.name, "checksum": model.checksum, "behaviour": behaviour.name} | settings.to_json()
+    theirs = {key: about.get(key) for key in ("model", "checksum", "behaviour")} | about.get("settings", {})
+    other = [f"{key} {theirs.get(key)!r}" for key in mine if mine[key] != theirs.get(key)]
+    if other:
+        raise MechRLError(f"the search to resume had {', '.join(other)}; give the same options, or start without --resume")
+
+
+def search(model: Model, behaviour: Behaviour, settings: Settings, checkpoint: Callable[[State], None] = lambda state: None) -> Circuit:
+    """One search, straight through."""
+    session = prepare(model, behaviour, settings)
+    session.problem.checkpoint = checkpoint
+    return session.circuit(session.run())
+
+
+def _fresh(model: Model, behaviour: Behaviour, seed: int) -> Engine:
+    assert model.tokenizer is not None
+    return Engine(model, behaviour.pairs(model.tokenizer, N_FRESH, seed, n_ctx=model.spec.n_ctx))
+
+
+def _search(settings: Settings) -> Callable[[Problem, State | None], State]:
+    if settings.method == "top-n":
+        return top_n_search
+    if settings.method == "greedy":
+        return greedy_search
+    if settings.method == "acdc":
+        return lambda problem, state: acdc_sweep(problem, state, settings.thresholds)
+    if settings.method == "blockwise":
+        from mechrl.search.blockwise import blockwise
+
+        return blockwise
+    from mechrl.search.edge_pruning import edge_pruning
+
+    return edge_pruning

@@ -1,0 +1,62 @@
+"""The fused kernels against their slow twins and against float64 on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mechrl.engine import Engine, kernels
+from tests.tiny import KINDS, tiny, tiny_pairs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("length", [6, 20, 31])
+def test_fused_kernels_equal_the_plain_path_and_the_cpu(kind, ragged, length, monkeypatch):
+    pairs = tiny_pairs(5, length, 1, ragged, prefix=2)
+    exact, model = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda")
+    rng = np.random.default_rng(0)
+    masks = rng.random((24, model.graph.n_edges)) < rng.random((24, 1)) ** 2
+    masks[3] = False
+    expected = Engine(exact, pairs).logits(masks)
+    fused = Engine(model, pairs, tf32=False).logits(masks)
+    assert (fused.cpu() - expected).abs().max() < 1e-4
+    rough = Engine(model, pairs, tf32=True).logits(masks)
+    assert (rough.cpu() - expected).norm() / expected.norm() < 3e-3
+    monkeypatch.setattr(kernels, "available", lambda *_: False)
+    plain = Engine(model, pairs, tf32=False).logits(masks)
+    assert (plain.cpu() - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_prefixes_on_the_device(kind):
+    pairs, exact = tiny_pairs(4, 8, 2, ragged=True), tiny(kind)
+    model = tiny(kind, dtype=torch.float32).to("cuda")
+    engine, reference, graph = Engine(model, pairs, tf32=False), Engine(exact, pairs), exact.graph
+    weights = np.random.default_rng(0).random((3, graph.n_edges))
+    ours, expected = engine.gradient(weights).gradient.cpu(), reference.gradient(weights).gradient
+    assert (ours - expected).norm() / expected.norm() < 1e-4
+    upper = np.flatnonzero(graph.edge_stage >= 3)
+    masks = np.random.default_rng(1).random((6, len(upper))) < 0.5
+    prefix = engine.prefix(np.ones(graph.n_edges, bool))
+    expected = reference.kl(masks, upper, reference.prefix(np.ones(graph.n_edges, bool)), 3)
+    assert (engine.kl(masks, upper, prefix, 3).cpu() - expected).abs().max() < 1e-4
+
+
+def test_a_chunk_that_does_not_fit_is_split(monkeypatch):
+    pairs, model = tiny_pairs(), tiny("gpt2", dtype=torch.float32).to("cuda")
+    masks = np.random.default_rng(0).random((16, model.graph.n_edges)) < 0.5
+    engine = Engine(model, pairs)
+    expected = engine.kl(masks)
+    run = engine._outputs
+
+    def short_of_memory(plan, reduce, given):
+        if plan.n_circuits > 4:
+            raise torch.cuda.OutOfMemoryError
+        return run(plan, reduce, given)
+
+    monkeypatch.setattr(engine, "_outputs", short_of_memory)
+    assert torch.allclose(engine.kl(masks), expected, atol=1e-5)
