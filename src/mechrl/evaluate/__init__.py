@@ -1,0 +1,1 @@
+"""How good a circuit is, beyond the f it was searched for."""

@@ -1,0 +1,156 @@
+"""A circuit file round-trips exactly, is never half-written, and says in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mechrl.circuit
+from mechrl.circuit import Circuit
+from mechrl.errors import MechRLError
+from mechrl.graph import Graph
+from tests.tiny import tiny
+
+
+SHAPE = Graph(2, 4, 2)
+
+
+def circuit(graph: Graph = SHAPE, seed: int = 0, **changes) -> Circuit:
+    rng = np.random.default_rng(seed)
+    mask = rng.random(graph.n_edges) < 0.3
+    known = dict(
+        model="smollm2",
+        checksum="abc",
+        graph=graph,
+        d_model=8,
+        behaviour="ioi",
+        method="acdc",
+        settings={"thresholds": [0.1]},
+        tau=0.9,
+        seed=seed,
+        pairs=20,
+        mask=mask,
+        faithfulness=0.9123456789,
+        faithfulness_test=0.8,
+        scores=rng.normal(size=graph.n_edges) * 10.0 ** rng.integers(-9, 3, graph.n_edges),
+        order=tuple(rng.permutation(np.flatnonzero(~mask)).tolist()),
+        passes=12.5,
+        seconds=3.25,
+    )
+    return Circuit(**known | changes)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(1, 1, 1), (2, 4, 2), (3, 3, 3), (2, 6, 1)]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_it_round_trips_exactly(tmp_path_factory, seed: int, shape: tuple[int, int, int], scored: bool) -> None:
+    before = circuit(Graph(*shape), seed, **({} if scored else {"scores": None, "faithfulness_test": None, "complete": False}))
+    path = tmp_path_factory.mktemp("circuit") / "deep" / "circuit.json"
+    before.save(path)
+    after = Circuit.load(path)
+    assert after.to_json() == before.to_json()
+    assert (after.mask == before.mask).all() and after.order == before.order and after.complete == before.complete
+    if scored:
+        assert (after.scores == before.scores).all() and after.scores.dtype == np.float32
+    after.save(path.with_name("again.json"))
+    assert path.with_name("again.json").read_bytes() == path.read_bytes()
+
+
+def test_sizes_raw_and_pruned() -> None:
+    graph = Graph(1, 1, 1)
+    mask = np.array([name in ("input->a0.h0<v>", "input->logits") for name in graph.edge_names])
+    assert (circuit(graph, mask=mask).edges, circuit(graph, mask=mask).edges_pruned) == (2, 1)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "circuit.json"
+    circuit(seed=1).save(path)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mechrl.circuit.os, "fsync", full)
+    with pytest.raises(MechRLError, match="No space left"):
+        circuit(seed=2).save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_a_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MechRLError, match="not a number"):
+        circuit(faithfulness=float("nan")).save(tmp_path / "circuit.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "not valid JSON, or cut short"),
+        (lambda text: "[]", "not a circuit"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "format 9"),
+        (lambda text: text.replace('"edges": ["', '"edges": ["m7->logits", "'), "no edge 'm7->logits'"),
+        (lambda text: text.replace('"tau"', '"tua"'), "missing or wrong"),
+        (lambda text: text.replace('"order": [', '"order": [99999, '), "order names edges"),
+        (lambda text: text.replace('"scores": [', '"scores": [0.5, '), "scores for"),
+    ],
+)
+def test_broken_files_are_named_in_one_line(tmp_path: Path, change, message: str) -> None:
+    path = tmp_path / "circuit.json"
+    circuit().save(path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(MechRLError, match=message) as caught:
+        Circuit.load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MechRLError, match="no such file"):
+        Circuit.load(tmp_path / "none.json")
+
+
+def test_another_model_is_refused() -> None:
+    model = tiny("llama-gqa")
+    mine = circuit(model.graph, checksum=model.checksum)
+    mine.check_model(model)
+    with pytest.raises(MechRLError, match="other weights"):
+        mine.check_model(tiny("llama-gqa", seed=1))
+    with pytest.raises(MechRLError, match="4 KV heads"):
+        mine.check_model(tiny("gpt2"))
+
+
+def test_importance_without_scores_is_the_removal_order() -> None:
+    mine = circuit(scores=None)
+    importance = mine.importance()
+    assert (importance[mine.mask] == 1).all()
+    assert (np.diff(importance[list(mine.order)]) > 0).all() and importance[list(mine.order)].max() < 1
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (2, 6, 2)])
+def test_the_export_is_what_eap_ig_reads(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    graph = Graph(*shape)
+    mine = circuit(graph, scores=np.arange(graph.n_edges))
+    mine.to_eap_ig(tmp_path / "circuit.json")
+    file = json.loads((tmp_path / "circuit.json").read_text())
+    assert file["cfg"] == {"n_layers": shape[0], "n_heads": shape[1], "parallel_attn_mlp": False, "d_model": 8}
+    per_head = Graph(shape[0], shape[1], shape[1])  # the graph those tools build: a k and a v for every head
+    assert set(file["edges"]) == set(per_head.edge_names)
+    assert set(file["nodes"]) == {*per_head.source_names, "logits"}
+    kept = graph.prune(mine.mask)
+    for name, entry in file["edges"].items():
+        source, receiver = name.split("->")
+        if shape[1] != shape[2] and receiver[-3:] in ("<k>", "<v>"):
+            layer, head = receiver[:-3].split(".h")
+            receiver = f"{layer}.kv{int(head) * shape[2] // shape[1]}{receiver[-3:]}"
+        edge = graph.edge_of_name(f"{source}->{receiver}")
+        assert entry == {"score": edge, "in_graph": kept[edge]}
+    inside = {name.split("->")[0] for name, entry in file["edges"].items() if entry["in_graph"]}
+    assert {name for name, node in file["nodes"].items() if node["in_graph"]} == inside | {"input", "logits"}
+
+
+def test_the_same_circuit_from_another_version_keeps_its_version(tmp_path: Path) -> None:
+    replace(circuit(), version="0.0.1").save(tmp_path / "circuit.json")
+    assert Circuit.load(tmp_path / "circuit.json").version == "0.0.1"
