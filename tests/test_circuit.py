@@ -17,7 +17,6 @@ from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from tests.tiny import tiny
 
-
 SHAPE = Graph(2, 4, 2)
 
 
