@@ -49,7 +49,7 @@ def parity(model, pairs) -> None:
 
 
 def where_the_time_goes(model, pairs, n: int = 128) -> None:
-    engine = Engine(model, pairs)
+    engine = Engine(model, pairs, tf32=True)
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
     masks, edges = sample_masks(scores, n, 500)
     engine.faithfulness(masks, edges)

@@ -47,13 +47,14 @@ def prompts(model: Model) -> HasTokens:
 
 
 def sample_masks(scores: np.ndarray, n: int, keep: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """`n` circuits of `keep` edges within the candidate set, the `CANDIDATES` edges of highest |score|: masks and their edges.
+    """`n` circuits of `keep` edges within the edges of highest |score|, 3000 or twice `keep`: masks and their edges.
 
     Circuits on a search's way are what is evaluated in earnest, so these are drawn like them: the highest scores, blurred by
     Gumbel noise. (A uniformly random edge set of this size would be mostly dead, and measure nothing.)
     """
     rng = np.random.default_rng(seed)
-    edges = np.sort(np.argsort(-np.abs(scores))[: max(CANDIDATES, keep)])
+    size = CANDIDATES if keep < CANDIDATES else 2 * keep
+    edges = np.sort(np.argsort(-np.abs(scores))[:size])
     priority = np.log(np.abs(scores[edges]) + 1e-30) + rng.gumbel(size=(n, len(edges)))
     masks = np.zeros((n, len(edges)), dtype=bool)
     np.put_along_axis(masks, np.argsort(-priority, axis=1)[:, :keep], True, axis=1)
@@ -131,7 +132,7 @@ def bench_engine(
         if edges > model.graph.n_edges:
             continue
         masks, universe = sample_masks(scores, max(batches), edges)
-        if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another edge of the first layer
+        if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another low edge
             masks[np.arange(len(masks)), np.arange(len(masks))] = False
         live = model.graph.prune(masks[:8], universe).sum(1).mean()
         for n in sorted({min(n, 128) for n in batches} if edges == model.graph.n_edges else batches):
