@@ -1,0 +1,242 @@
+"""Every search on every behaviour that a model exhibits: one row a search, three tables.
+
+    python benchmarks/search_smollm2.py OUT [--model smollm2] [--resume ROWS.jsonl] [--seconds S]      appends to OUT/rows.jsonl
+    python benchmarks/search_smollm2.py OUT --table                                                    prints it as Markdown
+
+discovery  the methods at f >= 0.9 on 20 discovery pairs; f on fresh test pairs beside it
+fresh      the methods at f >= 0.9 on fresh pairs, as judged by validation pairs; f on test pairs beside it
+pairs      f on test pairs against the number of discovery pairs
+
+Cells come in order of importance; those with a row are skipped, so it can be stopped at any time and run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mechrl
+from mechrl import gate
+from mechrl.behaviours import TEST_SEED, behaviours, get_behaviour
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.evaluate.benchmark_metrics import benchmark_metrics
+from mechrl.models import load_model
+from mechrl.models.base import Model
+from mechrl.search.problem import Interrupted, State
+from mechrl.search.run import Settings, prepare
+
+GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # of the table by pairs
+WHOLE = ("gendered-pronoun", "greater-than", "ioi")  # ACDC over the whole graph
+N_PAIRS = (10, 20, 50, 100, 200)
+THRESHOLDS = (0.01, 0.003, 0.001)
+FRESH_PAIRS = 100  # discovery pairs of the second table
+
+
+@dataclass(frozen=True)
+class Cell:
+    importance: int  # lower comes first
+    table: str
+    behaviour: str
+    settings: Settings
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.table, self.behaviour, self.settings.to_json()], sort_keys=True)
+
+    @property
+    def label(self) -> str:
+        s = self.settings
+        name = {"top-n": "EAP-IG top-n", "greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning"}.get(s.method, s.method)
+        if s.method in ("top-n", "greedy") and s.prefilter == "kl":
+            name += " (KL)"
+        if s.whole_graph:
+            name += ", whole graph"
+        if s.method == "acdc" and len(s.thresholds) == 1:
+            name += f", {s.thresholds[0]:g}"
+        return name
+
+
+def cells(names: list[str]) -> list[Cell]:
+    found = []
+    for name in names:
+        main = 0 if name in GROWING else 1
+        for method in ("blockwise", "top-n", "edge-pruning"):
+            found.append(Cell(main, "discovery", name, Settings(method)))
+        for method in ("top-n", "greedy"):
+            found += [Cell(2, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
+        found += [Cell(main, "discovery", name, Settings("acdc", thresholds=(t,))) for t in THRESHOLDS]
+        if name in WHOLE:
+            one = [Settings("acdc", thresholds=(t,), whole_graph=True) for t in THRESHOLDS]
+            found += [Cell(1 if i == 0 else 5, "discovery", name, s) for i, s in enumerate(one)]
+        for method in ("blockwise", "top-n", "acdc", "greedy", "edge-pruning"):
+            found.append(Cell(3 + (name not in GROWING), "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test")))
+        if name in GROWING:
+            for n in N_PAIRS:
+                for settings in (Settings("blockwise"), Settings("top-n"), Settings("acdc", thresholds=(0.003,))):
+                    found.append(Cell(2, "pairs", name, replace(settings, pairs=n)))
+    # top-n and greedy rank by one score: their default `union` is the behaviour's own metric
+    unique = {}
+    for cell in found:
+        if cell.settings.method in ("top-n", "greedy") and cell.settings.prefilter == "union":
+            cell = replace(cell, settings=replace(cell.settings, prefilter="metric"))
+        unique.setdefault(cell.key, cell)
+    return sorted(unique.values(), key=lambda cell: cell.importance)
+
+
+def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
+    def checkpoint(state: State) -> None:
+        if time.monotonic() > deadline:
+            raise Interrupted
+
+    row: dict[str, Any] = {"key": cell.key, "table": cell.table, "behaviour": cell.behaviour, "label": cell.label}
+    row |= {"settings": cell.settings.to_json(), "model": model.name, "version": mechrl.__version__, "torch": torch.__version__}
+    row["device"] = torch.cuda.get_device_name() if model.device.type == "cuda" else "cpu"
+    behaviour = get_behaviour(cell.behaviour)
+    try:
+        session = prepare(model, behaviour, cell.settings)
+        session.problem.checkpoint = checkpoint
+        state = session.run()
+        circuit = session.circuit(state)
+    except MechRLError as exc:
+        return row | {"error": str(exc)}
+    row |= {
+        "pairs": circuit.pairs,
+        "candidates": len(session.problem.candidates),
+        "f": circuit.faithfulness,
+        "f_test": circuit.faithfulness_test,
+        "f_validation": circuit.faithfulness_validation,
+        "edges": circuit.edges,
+        "edges_pruned": circuit.edges_pruned,
+        "passes": circuit.passes,
+        "seconds": circuit.seconds,
+        "kl_cut": session.problem.engine.kl_cut,
+        "note": state.note,
+        "aim": session.aim,
+    }
+    row |= {key: value for key, value in state.extra.items() if key.startswith(("tested", "evaluated"))}
+    if cell.table == "discovery":
+        assert model.tokenizer is not None
+        pairs = behaviour.pairs(model.tokenizer, 20, TEST_SEED, n_ctx=model.spec.n_ctx)
+        metrics = benchmark_metrics(Engine(model, pairs), pairs, circuit)
+        row |= {"cpr": metrics.cpr, "cmd": metrics.cmd}
+    return row
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    deadline = time.monotonic() + arguments.seconds
+    path = arguments.out / "rows.jsonl"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = {row["key"]: row for file in (path, arguments.resume) if file is not None and file.exists() for row in read(file)}
+    temporary = path.with_name(".rows.jsonl")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    os.replace(temporary, path)
+    model = load_model(arguments.model, device=arguments.device)
+    asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours()]
+    verdicts = [gate.judge(model, get_behaviour(name)) for name in asked]
+    for verdict in verdicts:
+        if not verdict.exhibited:
+            print(f"{verdict.name}: not exhibited ({verdict.reason})", flush=True)
+    todo = [cell for cell in cells([v.name for v in verdicts if v.exhibited]) if cell.key not in rows]
+    if arguments.only:
+        todo = [cell for cell in todo if arguments.only in f"{cell.table} {cell.settings.method}"]
+    print(f"{len(rows)} rows, {len(todo)} cells to go", flush=True)
+    for i, cell in enumerate(todo):
+        if time.monotonic() > deadline:
+            print(f"time is up, {len(todo) - i} cells to go")
+            return
+        begin = time.monotonic()
+        try:
+            row = run(model, cell, deadline)
+        except Interrupted:
+            print(f"time is up within {cell.table} {cell.behaviour} {cell.label}, {len(todo) - i} cells to go")
+            return
+        with open(path, "a") as file:
+            file.write(json.dumps(row, default=float) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        what = row.get("error") or "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
+        print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}", flush=True)
+
+
+def tables(rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows if "error" not in row]
+    titles = {
+        "discovery": "f ≥ 0.9 on 20 discovery pairs",
+        "fresh": f"f ≥ 0.9 on fresh pairs (validation decides; {FRESH_PAIRS} discovery pairs)",
+    }
+    for table, title in titles.items():
+        mine = [row for row in rows if row["table"] == table]
+        if not mine:
+            continue
+        print(f"\n## {title}\n")
+        print("| behaviour | method | edges | raw | f discovery | f test | passes | seconds | CPR | CMD |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        names = list(dict.fromkeys(row["behaviour"] for row in mine))
+        for row in sorted(mine, key=lambda row: (names.index(row["behaviour"]), row["label"])):
+            judged = row["f"] if table == "discovery" else row["f_validation"]
+            short = "" if judged >= row["settings"]["tau"] else " (short of τ)"
+            areas = [f"{row[key]:.3f}" if key in row else "–" for key in ("cpr", "cmd")]
+            columns = [row["behaviour"], row["label"], f"{row['edges_pruned']}{short}", str(row["edges"])]
+            columns += [f"{row['f']:.3f}", f"{row['f_test']:.3f}", f"{row['passes']:.0f}", f"{row['seconds']:.1f}", *areas]
+            print("|", " | ".join(columns), "|")
+    mine = [row for row in rows if row["table"] == "pairs"]
+    if mine:
+        print("\n## f on test pairs against the number of discovery pairs (edges, f discovery → f test)\n")
+        print("| behaviour | method |", " | ".join(map(str, N_PAIRS)), "|")
+        print("| --- | --- |", " | ".join("---" for _ in N_PAIRS), "|")
+        for name, label in dict.fromkeys((row["behaviour"], row["label"]) for row in mine):
+            of = {row["settings"]["pairs"]: row for row in mine if (row["behaviour"], row["label"]) == (name, label)}
+            texts = [f"{of[n]['edges_pruned']}, {of[n]['f']:.3f} → {of[n]['f_test']:.3f}" if n in of else "–" for n in N_PAIRS]
+            print(f"| {name} | {label} |", " | ".join(texts), "|")
+        short = sorted({(row["behaviour"], row["pairs"]) for row in mine if row["pairs"] < row["settings"]["pairs"]})
+        for name, n in short:
+            print(f"\n{name} has {n} discovery pairs in all.")
+    searches = [row for row in rows if row["table"] == "discovery" and row["settings"]["whole_graph"]]
+    if searches:
+        slowest = max(searches, key=lambda row: row["seconds"])
+        evaluated = np.sum([v for k, v in slowest.items() if k.startswith("evaluated")])
+        print(
+            f"\nSlowest ACDC over the whole graph: {slowest['behaviour']}, {slowest['seconds']:.0f} s for {slowest['passes']:,.0f} passes "
+            f"({evaluated:,.0f} circuits evaluated) on {slowest['device']}."
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
+    parser.add_argument("--only", default="", help="only cells whose 'table method' contains this")
+    parser.add_argument("--resume", type=Path, help="rows of an earlier run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.table:
+        tables(read(arguments.out / "rows.jsonl"))
+    else:
+        measure(arguments)
+
+
+if __name__ == "__main__":
+    main()
