@@ -94,8 +94,9 @@ def test_stopped_anywhere_and_resumed_equals_straight(search) -> None:
     problem = scored(tiny_problem("gpt2", checkpoint=states.append))
     end = search(problem)
     assert end.faithfulness >= 0.9 and len(states) > 5
-    for state in states:
-        again = search(scored(tiny_problem("gpt2")), state)
+    fresh = scored(tiny_problem("gpt2"))
+    for state in states[::3]:
+        again = search(fresh, state)
         assert (again.mask == end.mask).all() and again.order == end.order and again.faithfulness == end.faithfulness
 
 

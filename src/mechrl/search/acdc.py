@@ -22,7 +22,7 @@ from mechrl.search.problem import Problem, State
 from mechrl.search.select import receivers_of
 
 THRESHOLDS = (0.001, 0.003, 0.01)
-_FEWEST, _MOST = 8, 512  # circuits of one speculative call
+_FEWEST, _MOST = 4, 512  # circuits of one speculative call
 _TESTS_PER_MINIBATCH = 256
 
 
@@ -47,8 +47,8 @@ def acdc_sweep(problem: Problem, state: State | None = None, thresholds: tuple[f
             continue
 
         def dress(now: State, i: int = i, before: dict = dict(found)) -> State:  # noqa: B006 (a snapshot)
-            fraction = (i + now.extra["fraction"]) / len(thresholds)
-            return State(now.mask, now.order, now.faithfulness, {**now.extra, **before, "fraction": fraction}, False, now.note)
+            extra = {**now.extra, **before, "progress": (i + now.extra["progress"]) / len(thresholds)}
+            return State(now.mask, now.order, now.faithfulness, extra, False, now.note)
 
         end = _run(problem, inner, threshold, dress)
         inner = None
@@ -91,7 +91,7 @@ class _Walk:
             self.alive = np.ones(len(edges), dtype=bool)
             self.order: list[int] = []
             self.trace = np.zeros(len(edges))
-            self.position, self.tested, self.evaluated, self.batch = len(edges), 0, 0, 4 * _FEWEST
+            self.position, self.tested, self.evaluated, self.batch = len(edges), 0, 0, 8 * _FEWEST
             self.kl = self._start()
         else:
             self.alive, self.order = state.mask.copy(), list(state.order)
@@ -110,7 +110,7 @@ class _Walk:
             "batch": self.batch,
             "kl": self.kl,
             "trace": self.trace[: self.tested].copy(),
-            "fraction": 1 - self.position / max(1, len(self.alive)),
+            "progress": 1 - self.position / max(1, len(self.alive)),
         }
         return State(self.alive.copy(), list(self.order), self._faithfulness(done), extra, done, note)
 
@@ -139,7 +139,9 @@ class _Walk:
         if n_accepted < len(places):  # dropped receivers may lie before the edge that stays
             self._pass_by(int(places[n_accepted]) + 1)
             self.position -= 1
-            self.batch = max(_FEWEST, (self.batch + 2 * n_tested) // 2)
+            # towards the runs seen; on a GPU twice as far, because half-empty calls cost it as much as full ones
+            eager = 2 if engine.model.device.type == "cuda" else 1
+            self.batch = max(_FEWEST, (self.batch + eager * n_tested) // 2)
         else:
             self.batch = min(_MOST, 2 * self.batch)
         if self.problem.minibatch is not None and self.tested % _TESTS_PER_MINIBATCH == 0 and self.position:

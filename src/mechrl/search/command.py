@@ -175,7 +175,7 @@ class _Progress:
             self.bar.stop()
 
     def show(self, state: State) -> None:
-        fraction = state.extra.get("fraction")
+        fraction = state.extra.get("progress")
         line = f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges, {self.session.passes:,.0f} passes"
         line += f", {self._remaining(fraction)} · {state.note}"
         if self.bar is not None:

@@ -30,7 +30,10 @@ class Interrupted(Exception):
 
 @dataclass
 class State:
-    """Where a search stands. Arrays in `extra` are saved as arrays, everything else there as JSON."""
+    """Where a search stands. Arrays in `extra` are saved as arrays, everything else there as JSON.
+
+    A search that knows how far it has come says so in `extra["progress"]`, from 0 to 1: the time that remains is estimated from it.
+    """
 
     mask: np.ndarray  # [n] bool over the problem's candidates: the circuit so far
     order: list[int]  # edges (of the graph) removed so far, first removed first

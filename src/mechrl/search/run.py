@@ -94,7 +94,8 @@ class Session:
 
     @property
     def passes(self) -> float:
-        return self.problem.passes + (self.validation.passes if self.validation else 0.0)
+        # multiples of a twentieth, but their sum depends in its last bits on where a search was interrupted
+        return round(self.problem.passes + (self.validation.passes if self.validation else 0.0), 6)
 
     def about(self) -> dict[str, Any]:
         """What is saved beside the state."""
