@@ -1,0 +1,157 @@
+"""The environment: pruning a candidate set, one decision at a time (the paper's section 3.1).
+
+State: features, mask, globals. Actions: stop; cut 1, 3, 10 or 30 edges; cut every remaining edge out of one component. Cuts are
+permanent. One forward pass per step measures the new faithfulness. Reward (section 3.2): the change of the potential
+
+    Φ(f, k) = w (1 − k / K) − λ max(0, τ − f)
+
+so that an episode's rewards add up to Φ(end) − Φ(start); −0.01 for an action that cuts what is already cut; 0 for stopping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mechrl.engine import Engine
+from mechrl.rl.features import Features, features
+
+ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
+BATCH_SIZES = (0, 1, 3, 10, 30, 0)  # edges that an action of each type picks
+STOP, NODE = 0, 5
+MAX_PICKS = max(BATCH_SIZES)
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """The paper's reward and episode. `tau_low` and `tau_high` clamp the target, as its published code does."""
+
+    w: float = 1.0
+    lam: float = 5.0
+    margin: float = 0.0  # δ in τ = c − δ
+    tau_low: float = 0.5
+    tau_high: float = 0.98
+    already_cut: float = -0.01
+    max_steps: int = 150
+
+    def tau(self, ceiling: float) -> float:
+        return float(np.clip(ceiling - self.margin, self.tau_low, self.tau_high))
+
+    def potential(self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float) -> np.ndarray:
+        return self.w * (1 - kept / total) - self.lam * np.maximum(0, tau - f)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A behaviour as the agent meets it: the engine on its discovery pairs and its candidate set."""
+
+    name: str
+    engine: Engine
+    candidates: np.ndarray  # [K] ascending edges
+    features: Features
+    ceiling: float  # f of the whole candidate set, c
+    tau: float
+
+    @property
+    def K(self) -> int:
+        return len(self.candidates)
+
+    @property
+    def M(self) -> int:
+        return len(self.features.nodes)
+
+
+def make_task(name: str, engine: Engine, candidates: np.ndarray, scores: np.ndarray, settings: RewardSettings) -> Task:
+    """`scores` [E] is the prefilter's attribution."""
+    whole = np.ones((1, len(candidates)), dtype=bool)
+    ceiling = float(engine.faithfulness(whole, candidates)[0])
+    of_edges = features(engine.graph, candidates, scores[candidates])
+    return Task(name, engine, candidates, of_edges, ceiling, settings.tau(ceiling))
+
+
+@dataclass
+class Actions:
+    """One action per environment. `edges` holds the picked places in order, then -1; `node` is used by node cuts."""
+
+    type: np.ndarray  # [n]
+    edges: np.ndarray  # [n, 30]
+    node: np.ndarray  # [n]
+
+
+@dataclass
+class Steps:
+    """What a step brought, per environment. `final` describes the episode that ended, where one did."""
+
+    reward: np.ndarray  # [n]
+    done: np.ndarray  # [n] bool: stopped, or out of steps; the state shown afterwards is the next episode's first
+
+
+class VectorEnv:
+    """Many episodes of many behaviours at once. Every step is one engine call per behaviour, with all of its circuits.
+
+    An environment whose episode ends starts a new one at once, on a behaviour drawn by `rng`; the whole candidate set's f is
+    known, so a reset costs no pass.
+    """
+
+    def __init__(self, tasks: list[Task], n: int, settings: RewardSettings, rng: np.random.Generator) -> None:
+        self.tasks, self.n, self.settings, self.rng = tasks, n, settings, rng
+        self.width = max(task.K for task in tasks)
+        self.task = np.zeros(n, dtype=np.int64)
+        self.mask = np.zeros((n, self.width), dtype=bool)
+        self.f, self.f_before = np.zeros(n), np.zeros(n)
+        self.step_count = np.zeros(n, dtype=np.int64)
+        self._K = np.array([task.K for task in tasks])
+        self._tau = np.array([task.tau for task in tasks])
+        self._ceiling = np.array([task.ceiling for task in tasks])
+        for i in range(n):
+            self.reset(i, int(rng.integers(len(tasks))))
+
+    def reset(self, i: int, task: int) -> None:
+        self.task[i] = task
+        self.mask[i] = np.arange(self.width) < self._K[task]
+        self.f[i] = self.f_before[i] = self._ceiling[task]
+        self.step_count[i] = 0
+
+    def globals(self) -> np.ndarray:
+        """[n, 6] step fraction, f, fraction of edges present, change of f, ceiling, headroom f − τ."""
+        K, tau, ceiling = self._K[self.task], self._tau[self.task], self._ceiling[self.task]
+        fraction = self.step_count / self.settings.max_steps
+        columns = [fraction, self.f, self.mask.sum(1) / K, self.f - self.f_before, ceiling, self.f - tau]
+        return np.column_stack(columns).astype(np.float32)
+
+    def step(self, actions: Actions, restart: bool = True) -> Steps:
+        """Acts in every environment. With `restart=False` ended episodes stay as they are (deployment)."""
+        before = self.mask.copy()
+        wasted = self._cut(actions)
+        stopped = actions.type == STOP
+        changed = (self.mask != before).any(1)
+        f = self.f.copy()
+        for t, task in enumerate(self.tasks):
+            these = np.flatnonzero(changed & (self.task == t))
+            if len(these):
+                f[these] = task.engine.faithfulness(self.mask[these, : task.K], task.candidates).double().cpu().numpy()
+        K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
+        reward = settings.potential(f, self.mask.sum(1), K, tau) - settings.potential(self.f, before.sum(1), K, tau)
+        reward += settings.already_cut * wasted
+        self.f_before, self.f = self.f, f
+        self.step_count += ~stopped
+        done = stopped | (self.step_count >= settings.max_steps)
+        if restart:
+            for i in np.flatnonzero(done):
+                self.reset(int(i), int(self.rng.integers(len(self.tasks))))
+        return Steps(reward, done)
+
+    def _cut(self, actions: Actions) -> np.ndarray:
+        """Applies the cuts; [n] bool: did an action cut what was cut already?"""
+        wasted = np.zeros(self.n, dtype=bool)
+        for i in np.flatnonzero(actions.type != STOP):
+            task = self.tasks[self.task[i]]
+            if actions.type[i] == NODE:
+                places = np.flatnonzero(task.features.parent == actions.node[i])
+                wasted[i] = not self.mask[i, places].any()
+            else:
+                places = actions.edges[i, : BATCH_SIZES[actions.type[i]]]
+                wasted[i] = not self.mask[i, places].all() or len(np.unique(places)) < len(places)
+            self.mask[i, places] = False
+        return wasted

@@ -1,0 +1,210 @@
+"""The policy: probabilities that add up, replay that agrees, indifference to order, padding and company."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mechrl.rl.env import BATCH_SIZES, NODE, Task
+from mechrl.rl.policy import Policy, PolicyConfig, States, Tables
+from tests.rl.tasks import small_task
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    return [small_task("gpt2", 40), small_task("llama-gqa", 33, 1)]
+
+
+def random_policy(seed: int = 0) -> Policy:
+    """Away from its start, where all picks are nearly equally likely."""
+    torch.manual_seed(seed)
+    policy = Policy(PolicyConfig(width=16)).double()
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.15 * torch.randn_like(p))
+    return policy
+
+
+def tables_of(tasks: list[Task]) -> Tables:
+    t = Tables.of(tasks)
+    return replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
+
+
+def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7) -> States:
+    g = torch.Generator().manual_seed(seed)
+    task = torch.randint(0, len(tables.edges), (n,), generator=g)
+    inside = torch.arange(tables.edges.shape[1]) < tables.n_edges[task][:, None]
+    mask = (torch.rand(inside.shape, generator=g) < density) & inside
+    values = torch.rand(n, 6, generator=g, dtype=torch.float64)
+    values[:, 2] = mask.sum(1) / tables.n_edges[task]
+    return States(task, mask, values)
+
+
+def replay(policy, tables, states, choice):
+    a = choice.actions
+    return policy.evaluate(tables, states, *(torch.from_numpy(x) for x in (a.type, a.edges, a.node)))
+
+
+def test_replayed_log_probabilities_are_the_stored_ones(tasks):
+    policy, tables = random_policy(), tables_of(tasks)
+    with torch.no_grad():
+        policy.type_head.second.bias.zero_()  # all types occur
+        policy.type_head.second.weight.mul_(0.1)
+    states = random_states(tables, 60)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(0))
+    assert set(choice.actions.type) == set(range(6))
+    result = replay(policy, tables, states, choice)
+    assert torch.allclose(result.log_prob, choice.log_prob, atol=1e-12)
+    assert torch.allclose(result.value, choice.value, atol=1e-12)
+    assert (result.entropy >= 0).all()
+
+
+def test_actions_are_legal(tasks):
+    policy, tables = random_policy(3), tables_of(tasks)
+    states = random_states(tables, 80, 1, density=0.15)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(1))
+    for i, kind in enumerate(choice.actions.type):
+        picks = choice.actions.edges[i, : BATCH_SIZES[kind]]
+        assert states.mask[i][picks].all() and len(set(picks.tolist())) == len(picks)
+        if kind == NODE:
+            parents = tables.parent[states.task[i]][states.mask[i]]
+            assert choice.actions.node[i] in parents.tolist()
+    empty = States(states.task, torch.zeros_like(states.mask), states.globals)
+    assert (policy.act(tables, empty, torch.Generator()).actions.type == 0).all()
+
+
+def test_probabilities_of_all_ordered_picks_add_up_to_one(tasks):
+    policy, tables = random_policy(), tables_of(tasks)
+    states = random_states(tables, 1, 2)
+    alive = states.mask[0].nonzero()[:5, 0]
+    mask = torch.zeros_like(states.mask)
+    mask[0, alive] = True
+    total = 0.0
+    orders = list(itertools.permutations(alive.tolist(), 3))
+    edges = torch.full((len(orders), 30), -1)
+    edges[:, :3] = torch.tensor(orders)
+    many = States(states.task.repeat(len(orders)), mask.repeat(len(orders), 1), states.globals.repeat(len(orders), 1))
+    with torch.no_grad():
+        kind = torch.full((len(orders),), 2)
+        log_prob = policy.evaluate(tables, many, kind, edges, torch.zeros_like(kind)).log_prob
+        of_type = policy._type_log_probs(_context(policy, tables, many), many)[0, 2]
+        total = (log_prob - of_type).exp().sum()
+        assert abs(total - 1) < 1e-12
+        # and over everything: stop, one edge, three edges, a component
+        singles = torch.full((5, 30), -1)
+        singles[:, 0] = alive
+        ones = States(states.task.repeat(5), mask.repeat(5, 1), states.globals.repeat(5, 1))
+        p_one = policy.evaluate(tables, ones, torch.ones(5, dtype=torch.int64), singles, torch.zeros(5, dtype=torch.int64)).log_prob
+        M = int(tables.n_nodes[states.task[0]])
+        nodes = States(states.task.repeat(M), mask.repeat(M, 1), states.globals.repeat(M, 1))
+        nothing = torch.full((M, 30), -1)
+        p_node = policy.evaluate(tables, nodes, torch.full((M,), NODE), nothing, torch.arange(M)).log_prob
+        stop = States(states.task, mask, states.globals)
+        p_stop = policy.evaluate(tables, stop, torch.zeros(1, dtype=torch.int64), nothing[:1], torch.zeros(1, dtype=torch.int64)).log_prob
+        whole = log_prob.exp().sum() + p_one.exp().sum() + p_node.exp().sum() + p_stop.exp().sum()
+        assert abs(whole - 1) < 1e-12
+
+
+def _context(policy, tables, states):
+    from mechrl.rl.policy import _Trunk
+
+    return _Trunk(policy, tables).context(states)
+
+
+def test_the_order_of_candidates_does_not_matter(tasks):
+    policy, tables = random_policy(), tables_of(tasks[:1])
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    shuffled = replace(tables, edges=tables.edges[:, order], parent=tables.parent[:, order])
+    states = random_states(tables, 12)
+    moved = States(states.task, states.mask[:, order], states.globals)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(0))
+    place = torch.argsort(order)
+    edges = torch.from_numpy(choice.actions.edges)
+    there = torch.where(edges >= 0, place[edges.clamp_min(0)], -1)
+    kind, node = torch.from_numpy(choice.actions.type), torch.from_numpy(choice.actions.node)
+    assert torch.allclose(policy.evaluate(shuffled, moved, kind, there, node).log_prob, choice.log_prob, atol=1e-12)
+
+
+def test_padding_and_company_do_not_matter(tasks):
+    policy, both, alone = random_policy(), tables_of(tasks), tables_of(tasks[1:])
+    states = random_states(both, 20, 4)
+    second = (states.task == 1).nonzero()[:, 0]
+    choice = policy.act(both, states, torch.Generator().manual_seed(0))
+    width = alone.edges.shape[1]
+    narrow = States(torch.zeros_like(second), states.mask[second, :width], states.globals[second])
+    a = choice.actions
+    kind, edges, node = (torch.from_numpy(x)[second] for x in (a.type, a.edges, a.node))
+    assert torch.allclose(policy.evaluate(alone, narrow, kind, edges, node).log_prob, choice.log_prob[second], atol=1e-12)
+
+
+def test_chunks_do_not_matter(tasks, monkeypatch):
+    policy, tables = random_policy(), tables_of(tasks)
+    states = random_states(tables, 20, 5)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(0))
+    whole = replay(policy, tables, states, choice)
+    (g,) = torch.autograd.grad(whole.log_prob.sum(), policy.edge_embedding.first.weight)
+    monkeypatch.setattr("mechrl.rl.policy._STATES_PER_CHUNK", 1)
+    parts = replay(policy, tables, states, choice)
+    (h,) = torch.autograd.grad(parts.log_prob.sum(), policy.edge_embedding.first.weight)
+    assert torch.allclose(whole.log_prob, parts.log_prob, atol=1e-12) and torch.allclose(g, h, atol=1e-12)
+
+
+def test_gradients_agree_with_finite_differences(tasks):
+    policy, tables = random_policy(), tables_of(tasks)
+    with torch.no_grad():
+        policy.type_head.second.bias.copy_(torch.tensor([-5.0, 0, 0, 0, -5, 1]))  # components and edges are both chosen
+    states = random_states(tables, 8, 6)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(0))
+    assert NODE in choice.actions.type and len(set(choice.actions.type)) > 2
+
+    def total() -> torch.Tensor:
+        e = replay(policy, tables, states, choice)
+        return e.log_prob.sum() + e.entropy.sum() + e.value.sum()
+
+    total().backward()
+    for parameter in policy.parameters():
+        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        i = int(grad.abs().argmax())
+        before, h = flat[i].item(), 1e-6
+        with torch.no_grad():
+            flat[i] = before + h
+            up = total()
+            flat[i] = before - h
+            down = total()
+            flat[i] = before
+        assert abs((up - down) / (2 * h) - grad[i]) < 1e-5 * max(1, abs(grad[i]))
+
+
+def test_greedy_takes_the_likeliest_and_files_round_trip(tasks, tmp_path):
+    policy, tables = random_policy(), tables_of(tasks)
+    states = random_states(tables, 5, 7)
+    a, b = (policy.act(tables, states, greedy=True).actions for _ in range(2))
+    assert (a.type == b.type).all() and (a.edges == b.edges).all()
+    policy.float().save(tmp_path)
+    again = Policy.load(tmp_path)
+    assert again.config == policy.config
+    for x, y in zip(policy.parameters(), again.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_an_untrained_agent_does_not_stop_at_once():
+    torch.manual_seed(0)
+    task = small_task()
+    policy, tables = Policy(), Tables.of([task])
+    mask = torch.ones(200, task.K, dtype=torch.bool)
+    states = States(torch.zeros(200, dtype=torch.int64), mask, torch.rand(200, 6))
+    kinds = policy.act(tables, states, torch.Generator().manual_seed(0)).actions.type
+    assert (kinds == 0).mean() < 0.02 and np.bincount(kinds, minlength=6).argmax() == 1
+    assert sum(p.numel() for p in policy.parameters()) * 4 < 2_000_000
+
+
+def test_draws_follow_their_probabilities():
+    from mechrl.rl.policy import _gumbel_argmax
+
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    draws = _gumbel_argmax(p.log().repeat(40_000, 1), torch.Generator().manual_seed(0))
+    assert torch.bincount(draws, minlength=5) / 40_000 == pytest.approx(p.numpy(), abs=0.01)
