@@ -11,6 +11,7 @@ import typer
 
 from mechrl import __version__
 from mechrl.errors import MechRLError
+from mechrl.search.command import search_command
 
 app = typer.Typer(
     name="mechrl",
@@ -111,6 +112,9 @@ def behaviours(
         f"{sum(v.exhibited for v in verdicts)} of {len(verdicts)} exhibited by {model}: accuracy ≥ {gate.MIN_ACCURACY}"
         f" and KL_cut ≥ {gate.MIN_KL_CUT} on test pairs"
     )
+
+
+app.command("search")(search_command)
 
 
 @bench_app.command("engine")

@@ -55,15 +55,20 @@ def test_speculation_changes_nothing(kind: str, threshold: float) -> None:
     problem = tiny_problem(kind, n_pairs=2)
     kept, order, trace, passes = slow_acdc(problem, threshold)
     assert 0 < len(kept) < 200
-    problem.engine.passes = 0
-    state = acdc(problem, threshold=threshold)
-    assert set(problem.candidates[state.mask].tolist()) == kept
-    assert state.order == order
-    np.testing.assert_allclose(state.extra["trace"], trace, rtol=0, atol=1e-12)
-    assert state.extra["tested"] == len(trace)
-    assert threshold < 0.3 or len(trace) < problem.model.graph.n_edges  # some receivers were dropped for free
-    assert problem.passes == pytest.approx(passes * 2 / 20)
-    assert state.extra["evaluated"] >= len(trace)
+    told = np.isin(np.arange(problem.model.graph.n_edges), list(kept)).astype(float)
+    evaluated = []
+    for scores in (None, np.random.default_rng(0).random(len(told)), told):  # no guess, a wild guess, the truth
+        problem.engine.passes, problem.scores = 0, scores
+        state = acdc(problem, threshold=threshold)
+        assert set(problem.candidates[state.mask].tolist()) == kept
+        assert state.order == order
+        np.testing.assert_allclose(state.extra["trace"], trace, rtol=0, atol=1e-12)
+        assert state.extra["tested"] == len(trace)
+        assert threshold < 0.3 or len(trace) < problem.model.graph.n_edges  # some receivers were dropped for free
+        assert problem.passes == pytest.approx(passes * 2 / 20)
+        assert state.extra["evaluated"] >= len(trace)
+        evaluated.append(state.extra["evaluated"])
+    assert evaluated[2] <= evaluated[0]
     f = problem.engine.faithfulness(state.mask[None], problem.candidates)[0]
     assert state.faithfulness == pytest.approx(float(f), abs=1e-12)
 

@@ -5,9 +5,10 @@ below), parents from late to early. An edge is removed and the KL measured: if i
 always counts) the edge stays out and the new KL is the current one, else it is put back. A receiver none of whose nodes has an
 outgoing edge left is dropped with all edges into it, for free. One pass for every tested edge, and one for the KL at the start.
 
-Nearly every edge is removed. So the next B removals are measured in one call, each on top of all before it, as if every one of
-them would be accepted; what comes after the first refusal is thrown away. The decisions, and the KLs they rest on, are those of the
-loop that tests one edge at a time. Thrown-away circuits are work but no passes of the algorithm: `evaluated` counts all of them.
+Decisions can be guessed: nearly every edge is removed, and those that are not mostly have a high attribution score. So the next B
+tests are measured in one call, each on top of the guessed outcomes of all before it; what comes after the first wrong guess is
+thrown away. The decisions, and the KLs they rest on, are those of the loop that tests one edge at a time. Thrown-away circuits are
+work but no passes of the algorithm: `evaluated` counts all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mechrl.search.select import receivers_of
 THRESHOLDS = (0.001, 0.003, 0.01)
 _FEWEST, _MOST = 4, 512  # circuits of one speculative call
 _TESTS_PER_MINIBATCH = 256
+_SEEN = 512  # tests that a guess rests on
 
 
 def acdc(problem: Problem, state: State | None = None, threshold: float = 0.01) -> State:
@@ -85,6 +87,9 @@ class _Walk:
         receiver = graph.edge_receiver[edges]
         self.first = np.searchsorted(receiver, receiver)  # [n] the first place of every place's receiver
         self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[:, receiver]  # [n] sources that every place's receiver feeds
+        # guesses: an edge of at least `cut` stays. They cost or save work, but change no decision, so they are not saved
+        self.strength = np.zeros(len(edges)) if problem.scores is None else np.abs(problem.scores[edges])
+        self.cut, self.seen = np.inf, (np.zeros(0), np.zeros(0, dtype=bool))
         self.prefix: tuple[Engine, Prefix] | None = None  # the circuit at the start
         self.stage, self.columns = -1, np.zeros(0, dtype=np.int64)  # places that the engine is told of, from this stage up
         if state is None:
@@ -119,26 +124,32 @@ class _Walk:
         limit = self.batch
         if self.problem.minibatch is not None:  # a change of minibatch ends the call, wherever speculation stands
             limit = min(limit, _TESTS_PER_MINIBATCH - self.tested % _TESTS_PER_MINIBATCH)
-        places = self._upcoming(limit)
+        places, stays = self._upcoming(limit)
         if not len(places):
             self._pass_by(0)
             return
         engine = self._engine()
         passes = engine.passes
-        kl = self._measure(engine, places)
-        risen = ~(np.diff(kl, prepend=self.kl) < threshold)
-        n_accepted = int(risen.argmax()) if risen.any() else len(places)
-        n_tested = min(n_accepted + 1, len(places))
+        kl = self._measure(engine, places, stays)
+        # the KL that each test starts from: that of the last removal guessed before it
+        removal = np.where(stays, -1, np.arange(len(places)))
+        base = np.append(self.kl, kl)[np.append(-1, np.maximum.accumulate(removal)[:-1]) + 1]
+        refused = ~(kl - base < threshold)
+        wrong = refused != stays
+        n_tested = int(wrong.argmax()) + 1 if wrong.any() else len(places)
         engine.passes = passes + n_tested * engine.n_pairs / PAIRS_PER_PASS  # the algorithm's, not all that were measured
         self.evaluated += len(places)
         self.trace[self.tested : self.tested + n_tested] = kl[:n_tested]
         self.tested += n_tested
-        if n_accepted:
-            self.kl = float(kl[n_accepted - 1])
-            self._pass_by(int(places[n_accepted - 1]))
-        if n_accepted < len(places):  # dropped receivers may lie before the edge that stays
-            self._pass_by(int(places[n_accepted]) + 1)
-            self.position -= 1
+        for place, stay, now in zip(places[:n_tested].tolist(), refused[:n_tested].tolist(), kl[:n_tested].tolist(), strict=True):
+            self._pass_by(place + 1)  # what lies between was dropped with its receiver
+            if stay:
+                self.position = place
+            else:
+                self._pass_by(place)
+                self.kl = now
+        self._learn(places[:n_tested], refused[:n_tested])
+        if n_tested < len(places):
             # towards the runs seen; on a GPU twice as far, because half-empty calls cost it as much as full ones
             eager = 2 if engine.model.device.type == "cuda" else 1
             self.batch = max(_FEWEST, (self.batch + eager * n_tested) // 2)
@@ -147,19 +158,33 @@ class _Walk:
         if self.problem.minibatch is not None and self.tested % _TESTS_PER_MINIBATCH == 0 and self.position:
             self.kl = self._start()  # the current KL on the next pairs
 
-    def _upcoming(self, limit: int) -> np.ndarray:
-        """The next places to test if all of them are removed, at most `limit`; places of receivers dropped by then are left out."""
-        out, position, tested, n = self.out.copy(), self.position, [], 0
+    def _upcoming(self, limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """The next places to test, at most `limit`, and which of them are guessed to stay.
+
+        Places of receivers that will be dropped by then, if the guesses are right, are left out."""
+        out, position, tested, n = self.out.copy(), self.position, [np.zeros(0, dtype=np.int64)], 0
         while position > 0 and n < limit:
             first = int(self.first[position - 1])
             needed = self.nodes_to[first] == 0 or out[self.nodes_from[first] : self.nodes_to[first]].any()
             run = np.arange(position - 1, (max(first, position - (limit - n)) if needed else first) - 1, -1)
-            out[self.source[run]] -= 1  # a receiver reads a source once
+            goes = run[self.strength[run] < self.cut] if needed else run
+            out[self.source[goes]] -= 1  # a receiver reads a source once
             position -= len(run)
             if needed:
                 tested.append(run)
                 n += len(run)
-        return np.concatenate(tested) if tested else np.zeros(0, dtype=np.int64)
+        places = np.concatenate(tested)
+        return places, self.strength[places] >= self.cut
+
+    def _learn(self, places: np.ndarray, refused: np.ndarray) -> None:
+        """Sets the score from which on an edge is guessed to stay: the one that errs least on the last tests."""
+        self.seen = (np.append(self.seen[0], self.strength[places])[-_SEEN:], np.append(self.seen[1], refused)[-_SEEN:])
+        order = np.argsort(-self.seen[0], kind="stable")
+        strength, stayed = self.seen[0][order], self.seen[1][order]
+        # guessing that the i strongest stay errs on the removed among them and on the refused among the others
+        errors = np.append(0, np.cumsum(~stayed)) + np.append(np.cumsum(stayed[::-1])[::-1], 0)
+        best = int(errors.argmin())
+        self.cut = np.inf if best == 0 else float(strength[best - 1])
 
     def _pass_by(self, place: int) -> None:
         """Removes everything from the position down to `place`, tested or dropped with its receiver."""
@@ -174,8 +199,8 @@ class _Walk:
     def _engine(self) -> Engine:
         return self.problem.draw(self.tested // _TESTS_PER_MINIBATCH)
 
-    def _measure(self, engine: Engine, places: np.ndarray) -> np.ndarray:
-        """[len(places)] the KL after removing the first, the first two, … of `places`.
+    def _measure(self, engine: Engine, places: np.ndarray, stays: np.ndarray) -> np.ndarray:
+        """[len(places)] the KL after removing each of `places` and, of those before it, all that are not guessed to stay.
 
         Below the stage of the last of them the circuit is what it was at the start: the engine runs that part once and for all.
         """
@@ -187,7 +212,9 @@ class _Walk:
             lowest = int(np.searchsorted(graph.edge_stage[edges], stage))
             self.stage, self.columns = stage, lowest + np.flatnonzero(self.alive[lowest:])
         masks = np.repeat(self.alive[None, self.columns], len(places), axis=0)
-        masks[:, np.searchsorted(self.columns, places)] = ~np.tri(len(places), dtype=bool)
+        present = ~np.tri(len(places), dtype=bool) | stays
+        np.fill_diagonal(present, False)
+        masks[:, np.searchsorted(self.columns, places)] = present
         return engine.kl(masks, edges[self.columns], self.prefix[1], stage).double().mean(-1).cpu().numpy()
 
     def _start(self) -> float:
