@@ -7,7 +7,8 @@ discovery  the methods at f >= 0.9 on 20 discovery pairs; f on fresh test pairs 
 fresh      the methods at f >= 0.9 on fresh pairs, as judged by validation pairs; f on test pairs beside it
 pairs      f on test pairs against the number of discovery pairs
 
-Cells come in order of importance; those with a row are skipped, so it can be stopped at any time and run again.
+Cells come in order of importance; those with a row are skipped, so it can be stopped at any time and run again. With --jobs several
+processes share the work (a GPU has room for many searches of 20 pairs): seconds are then those of a shared device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,14 +146,21 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    deadline = time.monotonic() + arguments.seconds
+def prepare_rows(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The rows at hand, brought together in OUT/rows.jsonl."""
     path = arguments.out / "rows.jsonl"
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = {row["key"]: row for file in (path, arguments.resume) if file is not None and file.exists() for row in read(file)}
     temporary = path.with_name(".rows.jsonl")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     os.replace(temporary, path)
+    return rows
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    deadline = time.monotonic() + arguments.seconds
+    path = arguments.out / "rows.jsonl"
+    rows = {row["key"]: row for row in read(path)} if arguments.claims else prepare_rows(arguments)
     model = load_model(arguments.model, device=arguments.device)
     asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours()]
     verdicts = [gate.judge(model, get_behaviour(name)) for name in asked]
@@ -161,6 +172,8 @@ def measure(arguments: argparse.Namespace) -> None:
         todo = [cell for cell in todo if arguments.only in f"{cell.table} {cell.settings.method}"]
     print(f"{len(rows)} rows, {len(todo)} cells to go", flush=True)
     for i, cell in enumerate(todo):
+        if arguments.claims and not claimed(arguments.claims, f"{cell.importance}-{cell.behaviour}"):
+            continue
         if time.monotonic() > deadline:
             print(f"time is up, {len(todo) - i} cells to go")
             return
@@ -176,6 +189,27 @@ def measure(arguments: argparse.Namespace) -> None:
             os.fsync(file.fileno())
         what = row.get("error") or "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
         print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}", flush=True)
+
+
+def claimed(folder: Path, group: str) -> bool:
+    """Does this process have the group's cells? The first to ask has."""
+    path = folder / group
+    try:
+        with open(path, "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return path.read_text() == str(os.getpid())
+    return True
+
+
+def share(arguments: argparse.Namespace) -> None:
+    """Runs this script several times at once; every process takes groups of cells that no other has taken."""
+    with tempfile.TemporaryDirectory() as claims:
+        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
+        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.jobs))}
+        workers = [subprocess.Popen(command, env=environment) for _ in range(arguments.jobs)]
+        for worker in workers:
+            worker.wait()
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
@@ -230,10 +264,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cells whose 'table method' contains this")
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
         tables(read(arguments.out / "rows.jsonl"))
+    elif arguments.jobs > 1:
+        prepare_rows(arguments)
+        share(arguments)
     else:
         measure(arguments)
 
