@@ -81,9 +81,11 @@ class Actions:
 
 @dataclass
 class Steps:
-    """What a step brought, per environment. `final` describes the episode that ended, where one did."""
+    """What a step brought, per environment."""
 
     reward: np.ndarray  # [n]
+    f: np.ndarray  # [n] faithfulness and ...
+    edges: np.ndarray  # [n] ... size of the circuit after the step, before any restart
     done: np.ndarray  # [n] bool: stopped, or out of steps; the state shown afterwards is the next episode's first
 
 
@@ -134,13 +136,14 @@ class VectorEnv:
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
         reward = settings.potential(f, self.mask.sum(1), K, tau) - settings.potential(self.f, before.sum(1), K, tau)
         reward += settings.already_cut * wasted
-        self.f_before, self.f = self.f, f
+        self.f_before, self.f = self.f, f.copy()
         self.step_count += ~stopped
         done = stopped | (self.step_count >= settings.max_steps)
+        edges = self.mask.sum(1)
         if restart:
             for i in np.flatnonzero(done):
                 self.reset(int(i), int(self.rng.integers(len(self.tasks))))
-        return Steps(reward, done)
+        return Steps(reward, f, edges, done)
 
     def _cut(self, actions: Actions) -> np.ndarray:
         """Applies the cuts; [n] bool: did an action cut what was cut already?"""
