@@ -170,6 +170,7 @@ def measure(arguments: argparse.Namespace) -> None:
     todo = [cell for cell in cells([v.name for v in verdicts if v.exhibited]) if cell.key not in rows]
     if arguments.only:
         todo = [cell for cell in todo if arguments.only in f"{cell.table} {cell.settings.method}"]
+    todo = [cell for cell in todo if cell.settings.method not in arguments.without.split(",")]
     print(f"{len(rows)} rows, {len(todo)} cells to go", flush=True)
     for i, cell in enumerate(todo):
         if arguments.claims and not claimed(arguments.claims, f"{cell.importance}-{cell.behaviour}"):
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
     parser.add_argument("--only", default="", help="only cells whose 'table method' contains this")
+    parser.add_argument("--without", default="", help="comma-separated methods to leave out")
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
