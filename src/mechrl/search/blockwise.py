@@ -1,0 +1,142 @@
+"""Blockwise search: cut the edges that matter least, many at a time, and ask anew what matters in the circuit that is left.
+
+**Blocks.** Integrated mask gradients S at the current circuit order its edges, and the lowest go at once. What is low is not obvious:
+an edge of negative S works against the behaviour. Cutting it may lead to a smaller circuit, since helpful edges that it held in
+check can go as well, or may make the circuit overshoot. So three orders are tried side by side, by |S| with negative scores
+weighted by w ∈ `WEIGHTS`, and the circuit of highest f is taken. A block may spend at most half of what f has above τ, for later
+blocks know better; if all orders fail it is halved, after a success it is doubled again. When blocks have become small,
+exchanges follow.
+
+**Exchanges.** One gradient at the circuit itself estimates what every edge in it costs to cut and what every edge outside would
+gain. It cannot be trusted alone: where the circuit overshoots, its most important edges seem harmful. So for the edges that seem
+cheapest f without each is measured, one pass an edge. To first order costs and gains add up: the a best additions are traded for
+the r cheapest removals, r > a, with r at or below the predicted limit. The smallest circuit of f ≥ τ is taken, and once more on the
+same figures. The search ends when no trade makes the circuit smaller.
+
+Dead edges are pruned from every circuit tried: they cost nothing to cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mechrl.attribution import integrated_mask_gradients
+from mechrl.search.problem import Problem, State
+
+WEIGHTS = (0.0, 0.3, 1.0)  # of negative scores: cut them first, cut them early, treat them like positive ones
+LARGEST_BLOCK = 0.8  # part of the circuit
+SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
+LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
+MEASURED = (0.25, 12, 30)  # the part of a circuit whose costs are measured, but at least and at most so many edges
+ADDITIONS = (0, 2, 5)
+NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)
+TRADES = 2  # on the same figures
+
+
+def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
+    """Prunes `problem.candidates` to the smallest circuit of f ≥ τ that it finds.
+
+    steps: of the integrated mask gradients, three passes each.
+    """
+    if state is None:
+        state = _start(problem)
+        problem.checkpoint(state)
+    while not state.done:
+        state = _cut_block(problem, state, steps) if state.extra["block"] else _exchange(problem, state)
+        problem.checkpoint(state)
+    return state
+
+
+def _start(problem: Problem) -> State:
+    mask = _prune(problem, np.ones((1, len(problem.candidates)), dtype=bool))[0]
+    f = float(problem.judge(mask[None])[0])
+    dead = problem.candidates[~mask].tolist()
+    if f < problem.tau:
+        return State(mask, dead, f, {}, True, f"the candidate set itself has f = {f:.3f}, below tau = {problem.tau}")
+    return State(mask, dead, f, {"block": LARGEST_BLOCK}, False, "blocks")
+
+
+def _cut_block(problem: Problem, state: State, steps: int) -> State:
+    """Cuts one block, as large as f allows."""
+    mask, block = state.mask, float(state.extra["block"])
+    alive = np.flatnonzero(mask)
+    scores = integrated_mask_gradients(problem.engine, problem.candidates, mask, steps=steps)[alive]
+    orders = [alive[np.argsort(np.where(scores < 0, -w * scores, scores), kind="stable")] for w in WEIGHTS]
+    least = (problem.tau + state.faithfulness) / 2
+    while (size := round(block * len(alive))) >= SMALLEST_BLOCK:
+        trials = _prune(problem, np.stack([_changed(mask, order[:size]) for order in orders]))
+        f = problem.judge(trials)
+        best = int(f.argmax())
+        if f[best] >= least:
+            following = min(2 * block, LARGEST_BLOCK) if size > LAST_BLOCK else 0.0
+            return _moved(problem, state, trials[best], float(f[best]), orders[best], following)
+        block /= 2
+    return _moved(problem, state, mask, state.faithfulness, alive, 0.0)
+
+
+def _exchange(problem: Problem, state: State) -> State:
+    """Measures once, then trades additions for more removals."""
+    engine, before, f = problem.engine, state.mask, state.faithfulness
+    alive, outside = np.flatnonzero(before), np.flatnonzero(~before)
+    if not len(alive):
+        return _finished(state)
+    gradient = engine.gradient(before[None].astype(np.float64), problem.candidates).gradient[0]
+    gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
+    best = outside[np.argsort(-gain[outside], kind="stable")]
+    part, at_least, at_most = MEASURED
+    cheap = alive[np.argsort(gain[alive], kind="stable")][: int(np.clip(part * len(alive), at_least, at_most))]
+    cost = f - problem.judge(_prune(problem, np.stack([_changed(before, [edge]) for edge in cheap])))
+    order = np.argsort(cost, kind="stable")
+    removable = cheap = cheap[order]
+    cost = cost[order]
+
+    mask = before
+    for _ in range(TRADES):
+        trades = []
+        for a in ADDITIONS:
+            room = f - problem.tau + gain[best[:a]].sum()
+            limit = int(np.searchsorted(np.cumsum(np.maximum(cost, 0.0)), room, side="right"))
+            removals = {a + 1, *(round(near * limit) for near in NEAR_LIMIT)}
+            trades += [(a, r) for r in sorted(removals) if a < r <= len(cheap)]
+        if not trades:
+            break
+        trials = _prune(problem, np.stack([_changed(mask, cheap[:r], best[:a]) for a, r in trades]))
+        judged, sizes = problem.judge(trials), trials.sum(1)
+        smaller = np.flatnonzero((judged >= problem.tau) & (sizes < mask.sum()))
+        if not len(smaller):
+            break
+        chosen = min(smaller, key=lambda i: (sizes[i], -judged[i]))
+        mask, f = trials[chosen], float(judged[chosen])
+        left = mask[cheap]
+        cheap, cost, best = cheap[left], cost[left], best[~mask[best]]
+    return _finished(state) if mask is before else _moved(problem, state, mask, f, removable, 0.0)
+
+
+def _finished(state: State) -> State:
+    note = f"{int(state.mask.sum())} edges; no exchange makes the circuit smaller"
+    return State(state.mask, state.order, state.faithfulness, state.extra, True, note)
+
+
+def _moved(problem: Problem, state: State, mask: np.ndarray, f: float, order: np.ndarray, block: float) -> State:
+    """The next state. Of the edges cut now, dead ones come first, then those of `order` as they stand in it."""
+    gone = state.mask & ~mask
+    dead = gone.copy()
+    dead[order] = False
+    removed = np.concatenate([np.flatnonzero(dead), order[gone[order]]])
+    back = set(problem.candidates[mask & ~state.mask].tolist())
+    earlier = [edge for edge in state.order if edge not in back]
+    note = f"{'blocks' if block else 'exchanges'}: {int(mask.sum())} edges"
+    return State(mask, earlier + problem.candidates[removed].tolist(), f, {"block": block}, False, note)
+
+
+def _prune(problem: Problem, masks: np.ndarray) -> np.ndarray:
+    return problem.model.graph.prune(masks, problem.candidates)
+
+
+def _changed(mask: np.ndarray, cut: np.ndarray | list[int], add: np.ndarray | Sequence[int] = ()) -> np.ndarray:
+    mask = mask.copy()
+    mask[cut] = False
+    mask[np.asarray(add, dtype=int)] = True
+    return mask

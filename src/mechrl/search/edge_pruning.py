@@ -1,0 +1,144 @@
+"""Edge Pruning: a mask learned by gradient descent, each edge behind a hard-concrete gate.
+
+Every candidate edge has a parameter log α. Its gate is drawn anew at every step,
+
+    u ~ U(0, 1)      s = σ((log u − log(1 − u) + log α) / β)      z = clip(1.2 s − 0.1, 0, 1)      β = 2/3
+
+so it is exactly 0 or 1 with finite probability, and dz/d log α = 1.2 s (1 − s) / β where z lies between them, else 0. Descended by
+Adam is the KL of the circuit whose mask is z, plus the Lagrangian that holds the expected sparsity at its target t,
+
+    KL(z) / KL_cut + λ1 (t − sp) + λ2 (t − sp)²      sp = 1 − mean P(z > 0)      P(z > 0) = σ(log α − β log(0.1 / 1.1))
+
+while t rises linearly from 0 over the first `warm_up` of the steps and λ1, λ2 ascend. KL is divided by KL_cut so that one step size
+serves all behaviours. At the end edges are ordered by log α and as few as possible of the highest kept, by bisection, for f ≥ τ.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from mechrl.search.problem import Problem, State
+
+BETA = 2 / 3
+LEFT, RIGHT = -0.1, 1.1  # the stretch of s before it is clipped
+_BETAS, _EPS = (0.9, 0.999), 1e-15  # Adam's; the sparsity's gradient at open gates, k(1 − k)/n, is far below the usual 1e-8
+
+
+def edge_pruning(
+    problem: Problem,
+    state: State | None = None,
+    steps: int = 300,
+    learning_rate: float = 0.3,
+    multiplier_rate: float = 2.0,
+    target_sparsity: float = 0.985,
+    warm_up: float = 0.8,
+    initial: float = 10.0,
+) -> State:
+    """Learns log α for `steps` steps (three passes each), then thresholds it to the smallest circuit of f ≥ τ."""
+    n = len(problem.candidates)
+    if state is None:
+        state = State(np.ones(n, dtype=bool), [], 1.0, _Descent.start(n, initial, problem.seed).pack())
+    while not state.done:
+        descent = _Descent.unpack(state.extra)
+        if descent.step < steps:
+            target = target_sparsity * min(1.0, (descent.step + 1) / (warm_up * steps))
+            f = descent.take(problem, target, learning_rate, multiplier_rate)
+            state = State(descent.log_alpha > 0, [], f, descent.pack(), False, f"step {descent.step} of {steps}")
+        else:
+            state = _threshold(problem, descent.log_alpha)
+        problem.checkpoint(state)
+    return state
+
+
+@dataclass
+class _Descent:
+    """Parameters, Adam's moments, multipliers and the random generator: all that the next step depends on."""
+
+    log_alpha: np.ndarray  # [n]
+    first: np.ndarray  # [n] moments
+    second: np.ndarray
+    multipliers: np.ndarray  # [2] λ1, λ2
+    step: int
+    rng: np.random.Generator
+
+    @classmethod
+    def start(cls, n: int, initial: float, seed: int) -> _Descent:
+        return cls(np.full(n, initial), np.zeros(n), np.zeros(n), np.zeros(2), 0, np.random.default_rng(seed))
+
+    def pack(self) -> dict[str, np.ndarray | float | int | str]:
+        rng = json.dumps(self.rng.bit_generator.state)
+        arrays = {"log_alpha": self.log_alpha, "first": self.first, "second": self.second, "multipliers": self.multipliers}
+        return {**{k: v.copy() for k, v in arrays.items()}, "step": self.step, "rng": rng}
+
+    @classmethod
+    def unpack(cls, extra: dict) -> _Descent:
+        rng = np.random.default_rng()
+        rng.bit_generator.state = json.loads(extra["rng"])
+        log_alpha, first, second, multipliers = (extra[k].copy() for k in ("log_alpha", "first", "second", "multipliers"))
+        return cls(log_alpha, first, second, multipliers, int(extra["step"]), rng)
+
+    def take(self, problem: Problem, target: float, learning_rate: float, multiplier_rate: float) -> float:
+        """One step; returns f of the circuit that was drawn."""
+        engine = problem.engine
+        z, dz = gate(self.log_alpha, self.rng.random(len(self.log_alpha)))
+        run = engine.gradient(z[None], problem.candidates)
+        f = 1 - float(run.value.double().mean()) / engine.kl_cut
+        gradient = run.gradient[0].double().cpu().numpy() / engine.kl_cut * dz
+
+        kept = open_probability(self.log_alpha)
+        missing = target - (1 - kept.mean())
+        # d sp / d log α = −k (1 − k) / n with k = P(z > 0)
+        gradient += (self.multipliers[0] + 2 * self.multipliers[1] * missing) * kept * (1 - kept) / len(kept)
+        self.step += 1
+        self.first += (1 - _BETAS[0]) * (gradient - self.first)
+        self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
+        moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
+        self.log_alpha = self.log_alpha - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
+        self.multipliers = self.multipliers + multiplier_rate * np.array([missing, missing**2])
+        return f
+
+
+def gate(log_alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The hard-concrete gate z and dz / d log α at the noise u."""
+    u = np.clip(u, 1e-6, 1 - 1e-6)
+    s = _sigmoid((np.log(u) - np.log1p(-u) + log_alpha) / BETA)
+    stretched = LEFT + (RIGHT - LEFT) * s
+    inside = (stretched > 0) & (stretched < 1)
+    return np.clip(stretched, 0.0, 1.0), np.where(inside, (RIGHT - LEFT) * s * (1 - s) / BETA, 0.0)
+
+
+def open_probability(log_alpha: np.ndarray) -> np.ndarray:
+    """P(z > 0)."""
+    return _sigmoid(log_alpha - BETA * np.log(-LEFT / RIGHT))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
+    """The fewest of the highest log α whose circuit has f ≥ τ, by bisection, pruned."""
+    order = np.argsort(-log_alpha, kind="stable")
+
+    def circuit(size: int) -> tuple[np.ndarray, float]:
+        mask = np.zeros((1, len(order)), dtype=bool)
+        mask[0, order[:size]] = True
+        mask = problem.model.graph.prune(mask, problem.candidates)
+        return mask[0], float(problem.judge(mask)[0])
+
+    low, high = 0, len(order)  # not enough, enough
+    best = circuit(high)
+    while best[1] >= problem.tau and high - low > 1:
+        middle = (low + high) // 2
+        tried = circuit(middle)
+        if tried[1] >= problem.tau:
+            high, best = middle, tried
+        else:
+            low = middle
+    mask, f = best
+    removed = [int(e) for e in problem.candidates[order[::-1]] if e in set(problem.candidates[~mask].tolist())]
+    note = f"{int(mask.sum())} edges" if f >= problem.tau else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
+    return State(mask, removed, f, {"log_alpha": log_alpha, "step": 0}, True, note)
