@@ -51,7 +51,7 @@ def parity(model, pairs) -> None:
 def where_the_time_goes(model, pairs, n: int = 128) -> None:
     engine = Engine(model, pairs, tf32=True)
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
-    masks, edges = sample_masks(scores, n, 500)
+    masks, edges = sample_masks(scores, n, 500, by_score=True)
     engine.faithfulness(masks, edges)
     edge_set = EdgeSet(model.graph, edges)
     begin = time.perf_counter()

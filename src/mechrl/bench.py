@@ -46,16 +46,20 @@ def prompts(model: Model) -> HasTokens:
     return get_behaviour("ioi").pairs(model.tokenizer, 20)
 
 
-def sample_masks(scores: np.ndarray, n: int, keep: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """`n` circuits of `keep` edges within the edges of highest |score|, 3000 or twice `keep`: masks and their edges.
+def sample_masks(
+    scores: np.ndarray, n: int, keep: int, by_score: bool = False, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """`n` circuits of `keep` edges out of a candidate set, the 3000 (or twice `keep`) edges of highest |score|: masks and edges.
 
-    Circuits on a search's way are what is evaluated in earnest, so these are drawn like them: the highest scores, blurred by
-    Gumbel noise. (A uniformly random edge set of this size would be mostly dead, and measure nothing.)
+    Uniform draws are what an agent meets that has learnt nothing yet; many of their edges lie on no path. With `by_score` a circuit is
+    made of the highest scores, blurred by Gumbel noise: what a search ends up with, nearly all of it alive.
     """
     rng = np.random.default_rng(seed)
     size = CANDIDATES if keep < CANDIDATES else 2 * keep
     edges = np.sort(np.argsort(-np.abs(scores))[:size])
-    priority = np.log(np.abs(scores[edges]) + 1e-30) + rng.gumbel(size=(n, len(edges)))
+    priority = rng.gumbel(size=(n, len(edges)))
+    if by_score:
+        priority += np.log(np.abs(scores[edges]) + 1e-30)
     masks = np.zeros((n, len(edges)), dtype=bool)
     np.put_along_axis(masks, np.argsort(-priority, axis=1)[:, :keep], True, axis=1)
     return masks, edges
@@ -111,7 +115,10 @@ def bench_engine(
     tf32: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Milliseconds a circuit for all edges, 3000 and 500 edges at several batch sizes; medians of `repeats` runs."""
+    """Milliseconds a circuit for all edges, 3000 and 500 edges at several batch sizes; medians of `repeats` runs.
+
+    `rows` has circuits drawn uniformly from the candidate set, `rows_by_score` those that follow the scores (`sample_masks`).
+    """
     device = model.device
     engine = Engine(model, pairs, tf32=tf32)
     report("attribution: the candidate set is the highest |EAP| scores of these prompts")
@@ -126,32 +133,31 @@ def bench_engine(
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    rows = []
     yard = [_seconds(plain, device, repeats)]
-    for edges in (model.graph.n_edges, CANDIDATES, 500):
-        if edges > model.graph.n_edges:
-            continue
-        masks, universe = sample_masks(scores, max(batches), edges)
+
+    def measure(edges: int, n: int, by_score: bool) -> dict[str, Any]:
+        masks, universe = sample_masks(scores, n, edges, by_score)
         if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another low edge
-            masks[np.arange(len(masks)), np.arange(len(masks))] = False
-        live = model.graph.prune(masks[:8], universe).sum(1).mean()
-        for n in sorted({min(n, 128) for n in batches} if edges == model.graph.n_edges else batches):
-            call = partial(engine.faithfulness, masks[:n], universe)
-            seconds = _seconds(call, device, repeats)
-            per_circuit = 1000 * seconds / n
-            rows.append(
-                dict(
-                    edges=int(edges),
-                    live_edges=round(float(live), 1),
-                    circuits=n,
-                    ms_per_circuit=round(per_circuit, 4),
-                    circuits_per_second=round(1000 / per_circuit, 2),
-                )
-            )
-            report(f"{edges:>6} edges, {n:>4} circuits a call: {per_circuit:.3f} ms a circuit, {1000 / per_circuit:.1f} circuits/s")
-        yard.append(_seconds(plain, device, repeats))
+            masks[np.arange(n), np.arange(n)] = False
+        per_circuit = 1000 * _seconds(partial(engine.faithfulness, masks, universe), device, repeats) / n
+        yard.append(_seconds(plain, device, 1))
+        kind = "by score" if by_score else "uniform"
+        report(f"{edges:>6} edges, {kind}, {n:>4} circuits a call: {per_circuit:.3f} ms, {1000 / per_circuit:.1f} circuits/s")
+        return dict(
+            edges=edges,
+            live_edges=round(float(model.graph.prune(masks[:8], universe).sum(1).mean()), 1),
+            circuits=n,
+            ms_per_circuit=round(per_circuit, 4),
+            circuits_per_second=round(1000 / per_circuit, 2),
+        )
+
+    whole = model.graph.n_edges
+    sizes = [whole, *(size for size in (CANDIDATES, 500) if 2 * size <= whole)]
+    few = [min(n, 128) for n in batches]
+    rows = [measure(size, n, False) for size in sizes for n in (sorted({*few}) if size == whole else batches)]
+    rows_by_score = [measure(size, n, True) for size in sizes[1:] for n in batches]
     yard_ms = 1000 * statistics.median(yard)
-    for row in rows:
+    for row in rows + rows_by_score:
         row["of_yardstick"] = round(row["ms_per_circuit"] / yard_ms, 4)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
@@ -169,6 +175,7 @@ def bench_engine(
         yardstick_ms=round(yard_ms, 4),
         peak_memory_mb=round(peak, 1),
         rows=rows,
+        rows_by_score=rows_by_score,
     )
 
 

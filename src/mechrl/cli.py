@@ -149,8 +149,10 @@ def bench_engine(
         return
     rows = [
         [f"{r['edges']:,}", str(r["circuits"]), *(f"{r[k]:,.3f}" for k in ("ms_per_circuit", "circuits_per_second", "of_yardstick"))]
-        for r in result["rows"]
+        for r in result["rows"] + result["rows_by_score"]
     ]
+    for row in rows[len(result["rows"]) :]:
+        row[0] += " by score"
     _table(["edges", "circuits a call", "ms a circuit", "circuits/s", "of a plain forward"], rows)
     print(
         f"{result['model']} on {result['device']}: a plain transformers forward of {result['pairs']} prompts takes"
