@@ -97,7 +97,8 @@ class _Descent:
         self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
         moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
         self.log_alpha = self.log_alpha - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
-        self.multipliers = self.multipliers + multiplier_rate * np.array([missing, missing**2])
+        lack = max(missing, 0.0)  # the multipliers only ascend: they were needed once, and the target will rise
+        self.multipliers = self.multipliers + multiplier_rate * np.array([lack, lack**2])
         return f
 
 
