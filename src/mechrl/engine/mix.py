@@ -42,6 +42,7 @@ class Block:
     last_slots: Tensor | None
     weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
     sums: list[list[int]] | None  # per stream the full slots that it adds up, where adding is cheaper than a matrix product
+    everything: bool  # one stream, which adds up all rows so far
     job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
     row_place: np.ndarray  # [n] ... on row row_place[e]
     edge: np.ndarray  # [n] its place in the list of edges
@@ -87,6 +88,7 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
                 last_slots=None if n_full == len(rows) else _index(rows[n_full:] - (1 << 40), like),
                 weights=torch.from_numpy(dense).to(like),
                 sums=sums,
+                everything=len(dense) == 1 and rows[0] == 0 and rows[-1] + 1 == len(rows) == n_full and bool((dense == 1).all()),
                 job_place=job_place,
                 row_place=row_place,
                 edge=pool.edge[part],
