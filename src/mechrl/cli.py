@@ -11,6 +11,7 @@ import typer
 
 from mechrl import __version__
 from mechrl.errors import MechRLError
+from mechrl.rl.command import train_command
 from mechrl.search.command import search_command
 
 app = typer.Typer(
@@ -115,6 +116,7 @@ def behaviours(
 
 
 app.command("search")(search_command)
+app.command("train")(train_command)
 
 
 @bench_app.command("engine")

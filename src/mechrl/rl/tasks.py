@@ -1,0 +1,92 @@
+"""From a behaviour and a model to a task for the agent: discovery pairs, prefilter, candidates, ceiling.
+
+The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric), the K edges
+of highest |score|. `union` adds the K best by KL: on some models the metric's best edges alone do not reach a useful ceiling.
+The features carry the metric's score either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from mechrl import attribution, gate
+from mechrl.behaviours import DISCOVERY_SEED, Behaviour, behaviours, get_behaviour
+from mechrl.behaviours.base import Metric
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+from mechrl.rl.env import RewardSettings, Task, make_task
+from mechrl.search.select import candidate_set
+
+Prefilter = Literal["metric", "kl", "union"]
+_SPLITS = ("train", "held-out", "all")
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What determines a task, besides the model and the behaviour. The pairs are always those of the discovery seed."""
+
+    pairs: int = 20
+    k: int = 3000  # candidates by each score
+    prefilter: Prefilter = "metric"
+    tf32: bool = False  # see `Engine`
+
+    def __post_init__(self) -> None:
+        if self.prefilter not in get_args(Prefilter):
+            raise MechRLError(f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}")
+        if self.pairs < 1 or self.k < 1:
+            raise MechRLError("the numbers of pairs and of candidates must be at least 1")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: RewardSettings) -> Task:
+    """The behaviour as the agent meets it. Its engine has been charged for the prefilter and the ceiling."""
+    if model.tokenizer is None:
+        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
+    pairs = behaviour.pairs(model.tokenizer, settings.pairs, DISCOVERY_SEED, part="discovery", n_ctx=model.spec.n_ctx)
+    engine = Engine(model, pairs, tf32=settings.tf32)
+    metrics: list[Metric] = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
+    if settings.prefilter == "union" and behaviour.metric != "kl":
+        metrics.append("kl")
+    scores = [attribution.cached(engine, pairs, metric) for metric in metrics]
+    return make_task(behaviour.name, engine, candidate_set(scores, settings.k), scores[0], reward)
+
+
+def choose_behaviours(names: str) -> list[Behaviour]:
+    """`train`, `held-out`, `all` (both), or names and files, comma-separated."""
+    if names == "all":
+        return [*behaviours("train"), *behaviours("held-out")]
+    if names in ("train", "held-out"):
+        return list(behaviours(names))  # type: ignore[arg-type]  # the two splits of that name
+    chosen = [get_behaviour(name.strip()) for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise MechRLError(f"no behaviours given; name some, comma-separated, or one of {', '.join(_SPLITS)}")
+    repeated = {b.name for b in chosen if sum(c.name == b.name for c in chosen) > 1}
+    if repeated:
+        raise MechRLError(f"{', '.join(sorted(repeated))}: given more than once")
+    return chosen
+
+
+def exhibited(model: Model, names: str, force: bool, report: Callable[[str], None]) -> list[Behaviour]:
+    """The behaviours to train on: of a split those that the model exhibits, of named ones all, or none if one of them is not."""
+    chosen = choose_behaviours(names)
+    if force:
+        return chosen
+    if names not in _SPLITS:
+        for behaviour in chosen:
+            gate.check(model, behaviour)
+        return chosen
+    kept = []
+    for behaviour in chosen:
+        verdict = gate.judge(model, behaviour)
+        if verdict.exhibited:
+            kept.append(behaviour)
+        else:
+            report(f"{behaviour.name}: skipped, {model.name} does not exhibit it ({verdict.reason})")
+    if not kept:
+        raise MechRLError(f"model {model.name!r} exhibits none of these behaviours; see `mechrl behaviours --model {model.name}`")
+    return kept
