@@ -59,7 +59,9 @@ class Cell:
     @property
     def label(self) -> str:
         s = self.settings
-        name = {"top-n": "EAP-IG top-n", "greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning"}.get(s.method, s.method)
+        name = {"top-n": "EAP-IG top-n", "greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning"}.get(
+            s.method, s.method
+        )
         if s.method in ("top-n", "greedy") and s.prefilter == "kl":
             name += " (KL)"
         if s.whole_graph:
@@ -188,8 +190,13 @@ def measure(arguments: argparse.Namespace) -> None:
             file.write(json.dumps(row, default=float) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        what = row.get("error") or "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
-        print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}", flush=True)
+        what = row.get(
+            "error"
+        ) or "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
+        print(
+            f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}",
+            flush=True,
+        )
 
 
 def claimed(folder: Path, group: str) -> bool:

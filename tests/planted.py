@@ -179,9 +179,7 @@ class Plan:
         self.W_out[layer, n, write.start + n] += 2 / STEEP
         self.W_out[layer, n, BALANCE] -= 2 / STEEP
 
-    def planted(
-        self, read: slice, clean: Tensor, corrupt: Tensor, answers: Tensor, foils: Tensor, edges: list[str]
-    ) -> Planted:
+    def planted(self, read: slice, clean: Tensor, corrupt: Tensor, answers: Tensor, foils: Tensor, edges: list[str]) -> Planted:
         """The model whose logits read the subspace `read`, and its circuit."""
         unembedding = self.noise(VOCAB, WIDTH)
         unembedding[:, read] += LOGIT * torch.eye(VOCAB)

@@ -72,7 +72,18 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
     resumed = start(*ACDC, "--model", model, "--out", tmp_path / "stopped", "--json", "--resume")
     printed = json.loads(resumed.communicate(timeout=100)[0])
     assert resumed.returncode == 0
-    keys = ["behaviour", "model", "method", "tau", "faithfulness", "faithfulness_test", "edges", "edges_pruned", "passes", "seconds"]
+    keys = [
+        "behaviour",
+        "model",
+        "method",
+        "tau",
+        "faithfulness",
+        "faithfulness_test",
+        "edges",
+        "edges_pruned",
+        "passes",
+        "seconds",
+    ]
     assert list(printed) == [*keys, "circuit"]
     found, loaded = Circuit.load(printed["circuit"]), load_model(model)
     found.check_model(loaded)

@@ -59,7 +59,10 @@ def test_resuming_anywhere_equals_going_straight_and_both_are_deterministic():
         assert resumed.to_bytes() == end.to_bytes()
         assert resumed.order == end.order and resumed.faithfulness == end.faithfulness
     assert edge_pruning(tiny_problem("gpt2", tau=0.6), steps=12).order == end.order
-    assert edge_pruning(tiny_problem("gpt2", tau=0.6, seed=3), steps=12).extra["log_alpha"].tolist() != end.extra["log_alpha"].tolist()
+    assert (
+        edge_pruning(tiny_problem("gpt2", tau=0.6, seed=3), steps=12).extra["log_alpha"].tolist()
+        != end.extra["log_alpha"].tolist()
+    )
 
 
 def test_the_circuit_is_the_smallest_of_its_order():

@@ -235,4 +235,3 @@ def _nodes_of_receivers(graph: Graph) -> np.ndarray:
             result[0, receiver] = source
             result[1, receiver] = max(result[1, receiver], source + 1)
     return result
-

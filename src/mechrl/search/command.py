@@ -29,18 +29,26 @@ def search_command(
         str, typer.Option("--model", "-m", help="`toy`, `smollm2`, a hub id such as `gpt2`, a directory or a .gguf file.")
     ] = "toy",
     tau: Annotated[float, typer.Option(help="The faithfulness to reach.")] = 0.9,
-    out: Annotated[Path, typer.Option(help="Folder for circuit.json and, while it runs, the state to resume from.")] = Path("runs/search"),
+    out: Annotated[Path, typer.Option(help="Folder for circuit.json and, while it runs, the state to resume from.")] = Path(
+        "runs/search"
+    ),
     pairs: Annotated[int, typer.Option(min=1, help="Discovery pairs.")] = 20,
-    k: Annotated[int, typer.Option("--k", min=1, help="Candidate edges by each score.")] = 3000,
+    k: Annotated[
+        int, typer.Option("--k", min=1, help="Candidate edges by each score; doubled until they reach tau together.")
+    ] = 3000,
     prefilter: Annotated[
         str, typer.Option(help="Rank edges by the behaviour's own `metric`, by `kl`, or take candidates by either (`union`).")
     ] = "union",
     whole_graph: Annotated[bool, typer.Option("--whole-graph", help="Search among all edges, not among candidates.")] = False,
-    threshold: Annotated[list[float] | None, typer.Option(help="ACDC's threshold; repeatable. Default: .001, .003 and .01.")] = None,
+    threshold: Annotated[
+        list[float] | None, typer.Option(help="ACDC's threshold; repeatable. Default: .001, .003 and .01.")
+    ] = None,
     target: Annotated[
         str, typer.Option(help="Reach tau on the `discovery` pairs, or on fresh ones as judged by validation pairs (`test`).")
     ] = "discovery",
-    minibatch: Annotated[int | None, typer.Option(min=1, help="Decide by so many pairs, drawn afresh while the search runs.")] = None,
+    minibatch: Annotated[
+        int | None, typer.Option(min=1, help="Decide by so many pairs, drawn afresh while the search runs.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Picks the discovery pairs, and everything else that is random.")] = 0,
     device: Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda` or `cuda:1`.")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Search even if the model does not exhibit the behaviour.")] = False,

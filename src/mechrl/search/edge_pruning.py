@@ -141,5 +141,7 @@ def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
             low = middle
     mask, f = best
     removed = [int(e) for e in problem.candidates[order[::-1]] if e in set(problem.candidates[~mask].tolist())]
-    note = f"{int(mask.sum())} edges" if f >= problem.tau else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
+    note = (
+        f"{int(mask.sum())} edges" if f >= problem.tau else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
+    )
     return State(mask, removed, f, {"log_alpha": log_alpha, "step": 0}, True, note)

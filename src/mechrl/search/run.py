@@ -2,7 +2,9 @@
 
 With the target `test` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
 by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
-short of tau on validation pairs, it aims higher by as much. Validation pairs answer a handful of questions, test pairs none.
+short of tau on validation pairs, it aims higher. Validation pairs answer a handful of questions, test pairs none.
+
+A search finds nothing better than its candidates: where these fall short of the aim, K is doubled until they do not.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Settings:
     method: Method
     tau: float = 0.9
     pairs: int = 20
-    k: int = 3000  # candidates by each score
+    k: int = 3000  # candidates by each score, to begin with
     whole_graph: bool = False  # all edges are candidates
     prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
@@ -79,7 +81,9 @@ class Session:
 
     problem: Problem
     settings: Settings
+    scores: list[np.ndarray]  # [E] each: what candidates are chosen by
     aim: float
+    k: int  # best edges by each score among the candidates
     attempt: int = 0
     seconds_before: float = 0.0
     validation: Engine | None = None
@@ -106,6 +110,7 @@ class Session:
             "behaviour": problem.behaviour.name,
             "settings": self.settings.to_json(),
             "aim": self.aim,
+            "k": self.k,
             "attempt": self.attempt,
             "passes": self.passes,
             "seconds": self.seconds,
@@ -117,6 +122,8 @@ class Session:
     def run(self, state: State | None = None) -> State:
         """The method; with the target `test`, as often as it takes."""
         search = _search(self.settings)
+        if state is None:
+            self._widen()
         while True:
             self.problem.tau = self.aim
             state = search(self.problem, state)
@@ -128,9 +135,21 @@ class Session:
             self.attempt += 1
             if short <= 0 or self.attempt == _ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM:
                 return state
-            self.aim = min(_HIGHEST_AIM, self.aim + max(short, 0.002))
-            if self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
+            # as much higher as it fell short, but no more than half of what is left: f on its own pairs cannot pass 1
+            self.aim = min(_HIGHEST_AIM, self.aim + max(min(short, (1 - self.aim) / 2), 0.002))
+            if self._widen() or self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
                 state = None
+
+    def _widen(self) -> bool:
+        """Doubles K until the candidates themselves reach the aim; says whether it had to."""
+        problem, before = self.problem, self.k
+        while len(problem.candidates) < problem.model.graph.n_edges:
+            everything = np.ones((1, len(problem.candidates)), dtype=bool)
+            if float(problem.engine.faithfulness(everything, problem.candidates)[0]) >= self.aim:
+                break
+            self.k = min(2 * self.k, problem.model.graph.n_edges)
+            problem.candidates = candidate_set(self.scores, self.k)
+        return self.k > before
 
     def circuit(self, state: State, complete: bool = True) -> Circuit:
         """What a state amounts to. The f reported here cost nothing: they play no part in the search."""
@@ -152,7 +171,7 @@ class Session:
             d_model=problem.model.spec.d_model,
             behaviour=problem.behaviour.name,
             method=settings.method,
-            settings=settings.to_json() | {"note": state.note},
+            settings=settings.to_json() | {"k_used": self.k, "candidates": len(problem.candidates), "note": state.note},
             tau=settings.tau,
             seed=settings.seed,
             pairs=len(problem.pairs),
@@ -185,7 +204,11 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
             metrics.append("kl")
     scores = [attribution.cached(engine, pairs, metric) for metric in metrics]
     everything = np.arange(model.graph.n_edges)
-    candidates = everything if straight or settings.whole_graph else candidate_set(scores, settings.k)
+    k = settings.k if about is None else about["k"]
+    if straight or settings.whole_graph:
+        k, candidates = len(everything), everything
+    else:
+        candidates = candidate_set(scores, k)
     problem = Problem(
         model,
         behaviour,
@@ -197,7 +220,7 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
         scores[0] if scores else None,
         minibatch=settings.minibatch,
     )
-    session = Session(problem, settings, settings.tau)
+    session = Session(problem, settings, scores, settings.tau, k)
     if settings.target == "test":
         session.validation = _fresh(model, behaviour, VALIDATION_SEED)
     if about is None:
@@ -218,7 +241,9 @@ def check_continues(model: Model, behaviour: Behaviour, settings: Settings, abou
         raise MechRLError(f"the search to resume had {', '.join(other)}; give the same options, or start without --resume")
 
 
-def search(model: Model, behaviour: Behaviour, settings: Settings, checkpoint: Callable[[State], None] = lambda state: None) -> Circuit:
+def search(
+    model: Model, behaviour: Behaviour, settings: Settings, checkpoint: Callable[[State], None] = lambda state: None
+) -> Circuit:
     """One search, straight through."""
     session = prepare(model, behaviour, settings)
     session.problem.checkpoint = checkpoint

@@ -1,0 +1,85 @@
+"""What happens around a search: candidates that grow until they can reach the aim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mechrl.behaviours import get_behaviour
+from mechrl.models import load_model
+from mechrl.models.base import Model
+from mechrl.search.problem import State
+from mechrl.search.run import Session, Settings, prepare
+from mechrl.search.select import candidate_set
+from tests.search.model import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
+
+
+def f_of_best(session: Session, k: int) -> float:
+    candidates = candidate_set(session.scores, k)
+    return float(session.problem.engine.faithfulness(np.ones(len(candidates), dtype=bool), candidates)[0])
+
+
+@pytest.mark.parametrize("method", ["acdc", "blockwise", "edge-pruning"])
+def test_k_is_doubled_until_the_candidates_reach_tau(model: Model, method: str) -> None:
+    session = prepare(model, get_behaviour("ioi"), Settings(method, pairs=4, k=5))
+    assert session.k == 5 and f_of_best(session, 5) < 0.9
+    prefilter = session.passes
+    passes: list[float] = []
+    session.problem.checkpoint = lambda state: passes.append(session.passes)
+    state = session.run()
+    assert session.k % 5 == 0 and (session.k // 5).bit_count() == 1
+    assert f_of_best(session, session.k) >= 0.9 > f_of_best(session, session.k // 2)
+    assert session.problem.candidates.tolist() == candidate_set(session.scores, session.k).tolist()
+    assert len(state.mask) == len(session.problem.candidates)
+    tried = (session.k // 5).bit_length()  # sets that were measured, each a pass for 4 of 20 pairs
+    assert passes[0] >= prefilter + tried * 4 / 20
+    circuit = session.circuit(state)
+    assert circuit.settings["k"] == 5 and circuit.settings["k_used"] == session.k
+    assert circuit.settings["candidates"] == len(session.problem.candidates)
+
+
+def test_k_may_grow_to_the_whole_graph_and_stays_where_it_is_enough(model: Model) -> None:
+    everything = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.99999999, pairs=4, k=5))
+    everything.run()
+    assert everything.k == len(everything.problem.candidates) == model.graph.n_edges
+    enough = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.01, pairs=4, k=200))
+    enough.run()
+    assert enough.k == 200
+
+
+@pytest.mark.parametrize("method", ["acdc", "blockwise"])
+def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_nothing(
+    model: Model, method: str, tmp_path: Path
+) -> None:
+    settings = Settings(method, tau=0.7, pairs=4, k=30, target="test", thresholds=(1e-4,))
+
+    def begin(about: dict | None = None) -> Session:
+        return prepare(model, get_behaviour("ioi"), settings, about)
+
+    saved: list[bytes] = []
+    straight = begin()
+    straight.problem.checkpoint = lambda state: saved.append(state.to_bytes(**straight.about()))
+    end = straight.circuit(straight.run())
+    assert straight.attempt > 1 and straight.k > needed_k(begin())
+    for at in (1, len(saved) // 2):
+        (tmp_path / "state").write_bytes(saved[at])
+        state, about = State.read(tmp_path / "state")
+        resumed = begin(about)
+        assert resumed.circuit(resumed.run(state)).to_json() | {"seconds": 0} == end.to_json() | {"seconds": 0}
+
+
+def needed_k(session: Session) -> int:
+    """The K that the first aim needs."""
+    return next(k for k in (session.k * 2**i for i in range(20)) if f_of_best(session, k) >= session.aim)
