@@ -92,12 +92,15 @@ class Steps:
 class VectorEnv:
     """Many episodes of many behaviours at once. Every step is one engine call per behaviour, with all of its circuits.
 
-    An environment whose episode ends starts a new one at once, on a behaviour drawn by `rng`; the whole candidate set's f is
-    known, so a reset costs no pass.
+    An environment whose episode ends starts a new one at once; the whole candidate set's f is known, so a reset costs no pass.
+    Its behaviour is a function of `rng`'s seed, the environment's number (counted from `first`) and the episode's: environments
+    draw alike wherever they run.
     """
 
-    def __init__(self, tasks: list[Task], n: int, settings: RewardSettings, rng: np.random.Generator) -> None:
-        self.tasks, self.n, self.settings, self.rng = tasks, n, settings, rng
+    def __init__(self, tasks: list[Task], n: int, settings: RewardSettings, rng: np.random.Generator, first: int = 0) -> None:
+        self.tasks, self.n, self.settings, self.first = tasks, n, settings, first
+        self.seed = int(rng.integers(2**63))
+        self.episode = np.zeros(n, dtype=np.int64)
         self.width = max(task.K for task in tasks)
         self.task = np.zeros(n, dtype=np.int64)
         self.mask = np.zeros((n, self.width), dtype=bool)
@@ -107,7 +110,13 @@ class VectorEnv:
         self._tau = np.array([task.tau for task in tasks])
         self._ceiling = np.array([task.ceiling for task in tasks])
         for i in range(n):
-            self.reset(i, int(rng.integers(len(tasks))))
+            self.reset(i, self.draw(i))
+
+    def draw(self, i: int) -> int:
+        """The behaviour of environment i's next episode."""
+        rng = np.random.default_rng((self.seed, self.first + i, int(self.episode[i])))
+        self.episode[i] += 1
+        return int(rng.integers(len(self.tasks)))
 
     def reset(self, i: int, task: int) -> None:
         self.task[i] = task
@@ -142,7 +151,7 @@ class VectorEnv:
         edges = self.mask.sum(1)
         if restart:
             for i in np.flatnonzero(done):
-                self.reset(int(i), int(self.rng.integers(len(self.tasks))))
+                self.reset(int(i), self.draw(int(i)))
         return Steps(reward, f, edges, done)
 
     def _cut(self, actions: Actions) -> np.ndarray:

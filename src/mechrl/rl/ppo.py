@@ -239,7 +239,7 @@ class Trainer:
         for i, p in enumerate(self.parameters):
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in self.optimiser.state[p].items()}
         tensors |= {"generator": self.generator.get_state(), "returns": torch.from_numpy(self.returns)}
-        for name in ("task", "mask", "f", "f_before", "step_count"):
+        for name in ("task", "mask", "f", "f_before", "step_count", "episode"):
             tensors[f"env.{name}"] = torch.from_numpy(getattr(env, name))
         facts = {
             "iteration": self.iteration,
@@ -269,6 +269,6 @@ class Trainer:
         self.generator.set_state(tensors["generator"])
         self.rng.bit_generator.state = facts["rng"]
         self.iteration, self.returns = facts["iteration"], tensors["returns"].numpy().copy()
-        for name in ("task", "mask", "f", "f_before", "step_count"):
+        for name in ("task", "mask", "f", "f_before", "step_count", "episode"):
             setattr(self.env, name, tensors[f"env.{name}"].numpy().copy())
 
