@@ -11,7 +11,7 @@ import typer
 
 from mechrl import __version__
 from mechrl.errors import MechRLError
-from mechrl.rl.command import train_command
+from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
 
 app = typer.Typer(
@@ -117,6 +117,8 @@ def behaviours(
 
 app.command("search")(search_command)
 app.command("train")(train_command)
+app.command("discover")(discover_command)
+app.command("adapt")(adapt_command)
 
 
 @bench_app.command("engine")

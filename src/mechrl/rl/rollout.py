@@ -1,37 +1,261 @@
-"""Deployment: a frozen policy finds a circuit (the paper's section 4), seeded."""
+"""Deployment: a frozen policy finds a circuit (the paper's section 4), seeded.
+
+Sampled episodes and one greedy one run side by side; each is a candidate, and a rule chooses among them. Default: the smallest
+circuit whose f reaches tau, else the most faithful one; `paper`: the most faithful one, whatever its size. The candidate of an
+episode is its last mask or, with `best_along_episode`, the best by that same rule of all that it passed through: all of them were
+measured on the way, and along an episode circuits only shrink. What is returned has its dead edges pruned.
+"""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from mechrl.behaviours import TEST_SEED, VALIDATION_SEED, Behaviour
+from mechrl.circuit import Circuit
+from mechrl.engine import Engine
 from mechrl.errors import MechRLError
-from mechrl.rl.policy import Policy
+from mechrl.models.base import Model
+from mechrl.rl.env import BATCH_SIZES, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.policy import Policy, States, Tables
+from mechrl.rl.tasks import TaskSettings, task_of
+from mechrl.search.run import N_FRESH
 
+Rule = Literal["smallest", "paper"]
+Judge = Literal["discovery", "validation"]
+Report = Callable[[int, str], None]  # the step that was done, and a line about it
 SHIPPED = Path(__file__).parent / "policies"
 
 
-def shipped_policy(model: str) -> Path:
-    """The folder of the policy that comes with the package for a model: `toy` has its own, others take that of SmolLM2."""
-    folder = SHIPPED / ("toy" if model == "toy" else "smollm2")
-    if not (folder / "model.safetensors").is_file():
-        raise MechRLError(
-            f"no policy for {model!r} comes with this version; train one with `mechrl train` and give its folder by --policy"
+@dataclass(frozen=True)
+class Deployment:
+    """What determines a deployment, besides the policy and the task."""
+
+    tau: float = 0.9
+    rollouts: int = 16  # sampled ones; the greedy one comes on top
+    rule: Rule = "smallest"
+    judge: Judge = "discovery"  # the pairs whose f the rule goes by
+    best_along_episode: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("rule", self.rule, get_args(Rule)), ("judge", self.judge, get_args(Judge))):
+            if value not in known:
+                raise MechRLError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
+        if not 0 < self.tau < 1:
+            raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
+        if self.rollouts < 0:
+            raise MechRLError("the number of rollouts cannot be negative")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One rollout of `steps` actions; place 0 is the whole candidate set."""
+
+    masks: np.ndarray  # [steps + 1, K] bool
+    f: np.ndarray  # [steps + 1] on the discovery pairs
+    order: tuple[int, ...]  # candidates in the order in which they were cut
+
+    def removed(self, step: int) -> tuple[int, ...]:
+        """What was cut up to a step."""
+        return self.order[: len(self.masks[0]) - int(self.masks[step].sum())]
+
+
+def rollouts(
+    policy: Policy, task: Task, reward: RewardSettings, n: int, seed: int, report: Report = lambda step, line: None
+) -> list[Episode]:
+    """`n` sampled episodes and a greedy one, the last. Every step of all of them is one call of the engine."""
+    device = next(policy.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    tables = Tables.of([task], device)
+    env = VectorEnv([task], n + 1, reward, np.random.default_rng(seed))
+    masks, f = [env.mask.copy()], [env.f.copy()]
+    order: list[list[int]] = [[] for _ in range(n + 1)]
+    running = np.ones(n + 1, dtype=bool)
+    length = np.zeros(n + 1, dtype=np.int64)
+    while running.any():
+        states = States(*(torch.from_numpy(x.copy()).to(device) for x in (env.task, env.mask, env.globals())))
+        actions = _decide(policy, tables, states, n, generator)
+        actions.type[~running] = STOP  # an episode that has ended stays as it is
+        before = env.mask.copy()
+        done = env.step(actions, restart=False).done
+        for i in np.flatnonzero(running):
+            order[i] += _cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]])
+        length += running
+        running &= ~done
+        masks.append(env.mask.copy())
+        f.append(env.f.copy())
+        edges = env.mask.sum(1).mean()
+        report(
+            len(f) - 1,
+            f"step {len(f) - 1} of {reward.max_steps} at most, {edges:,.0f} edges left, f {env.f.mean():.3f} on average",
         )
-    return folder
+    all_masks, all_f = np.array(masks), np.array(f)
+    return [Episode(all_masks[: length[i] + 1, i], all_f[: length[i] + 1, i], tuple(order[i])) for i in range(n + 1)]
+
+
+def _decide(policy: Policy, tables: Tables, states: States, n: int, generator: torch.Generator) -> Actions:
+    """Sampled actions for the first `n` states, the likeliest for the others."""
+    greedy = policy.act(tables, states[n:], greedy=True).actions
+    if n == 0:
+        return greedy
+    sampled = policy.act(tables, states[:n], generator).actions
+    return Actions(*(np.concatenate([getattr(sampled, name), getattr(greedy, name)]) for name in ("type", "edges", "node")))
+
+
+def _cut(gone: np.ndarray, picks: np.ndarray) -> list[int]:
+    """The candidates that an action cut: picks in their order, those of a component in edge order."""
+    return [int(p) for p in picks if gone[p]] if len(picks) else np.flatnonzero(gone).tolist()
+
+
+def best_step(episode: Episode, tau: float, rule: Rule) -> int:
+    """The step whose mask is the episode's candidate, had it stopped there. Later masks are smaller."""
+    enough = np.flatnonzero(episode.f >= tau)
+    if rule == "smallest" and len(enough):
+        return int(enough[-1])
+    return int(np.flatnonzero(episode.f == episode.f.max())[-1])
+
+
+def choose(f: np.ndarray, size: np.ndarray, tau: float, rule: Rule) -> int:
+    """Which of the candidates with faithfulness `f` [n] and pruned size `size` [n]; of equals the first."""
+    enough = np.flatnonzero(f >= tau)
+    if rule == "smallest" and len(enough):
+        return int(min(enough, key=lambda i: (size[i], -f[i])))
+    return int(min(range(len(f)), key=lambda i: (-f[i], size[i])))
+
+
+def discover(
+    model: Model,
+    behaviour: Behaviour,
+    policy: Policy,
+    deployment: Deployment = Deployment(),  # noqa: B008 (frozen)
+    settings: TaskSettings = TaskSettings(),  # noqa: B008 (frozen)
+    reward: RewardSettings = RewardSettings(),  # noqa: B008 (frozen)
+    report: Report = lambda step, line: None,
+) -> Circuit:
+    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice."""
+    began = time.perf_counter()
+    task = task_of(model, behaviour, settings, reward)
+    return deploy(model, behaviour, task, policy, deployment, settings, reward, report=report, began=began)
+
+
+def deploy(
+    model: Model,
+    behaviour: Behaviour,
+    task: Task,
+    policy: Policy,
+    deployment: Deployment,
+    settings: TaskSettings,
+    reward: RewardSettings,
+    *,
+    method: str = "policy",
+    about: dict[str, Any] | None = None,
+    passes_before: float = 0.0,
+    seconds_before: float = 0.0,
+    began: float | None = None,
+    report: Report = lambda step, line: None,
+) -> Circuit:
+    """The same on a task that is ready. What its engine was charged so far is part of the circuit's cost."""
+    began = time.perf_counter() if began is None else began
+    episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
+    last = [len(e.f) - 1 for e in episodes]
+    steps = [best_step(e, deployment.tau, deployment.rule) for e in episodes] if deployment.best_along_episode else last
+    validation = _fresh(model, behaviour, VALIDATION_SEED) if deployment.judge == "validation" else None
+
+    def pick(steps: list[int], charged: bool) -> tuple[int, int, float, float | None]:
+        """Episode, pruned size, f on discovery pairs, and on validation pairs if these judge."""
+        masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
+        f = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
+        size = model.graph.prune(masks, task.candidates).sum(1)
+        judged = f
+        if validation is not None:
+            before = validation.passes
+            judged = validation.faithfulness(masks, task.candidates).double().cpu().numpy()
+            validation.passes = validation.passes if charged else before
+        i = choose(judged, size, deployment.tau, deployment.rule)
+        return i, int(size[i]), float(f[i]), None if validation is None else float(judged[i])
+
+    chosen, _, f, f_validation = pick(steps, charged=True)
+    passes = round(passes_before + task.engine.passes + (validation.passes if validation else 0.0), 6)
+    seconds = seconds_before + time.perf_counter() - began
+
+    note = f"{'greedy' if chosen == deployment.rollouts else 'sampled'} rollout, step {steps[chosen]} of {last[chosen]}"
+    known: dict[str, Any] = asdict(deployment) | settings.to_json() | (about or {})
+    known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": note}
+    if deployment.best_along_episode:  # what the last masks alone would have given
+        _, size, f_last, f_validation_last = pick(last, charged=False)
+        known["last_masks"] = {"edges": size, "faithfulness": f_last, "faithfulness_validation": f_validation_last}
+
+    episode, step = episodes[chosen], steps[chosen]
+    mask = np.zeros(model.graph.n_edges, dtype=bool)
+    mask[task.candidates] = model.graph.prune(episode.masks[step], task.candidates)
+    dead = task.candidates[episode.masks[step]][~mask[task.candidates[episode.masks[step]]]]
+    test = _fresh(model, behaviour, TEST_SEED)
+    return Circuit(
+        model=model.name,
+        checksum=model.checksum,
+        graph=model.graph,
+        d_model=model.spec.d_model,
+        behaviour=behaviour.name,
+        method=method,
+        settings=known | {"edges_before_pruning": int(episode.masks[step].sum())},
+        tau=deployment.tau,
+        seed=deployment.seed,
+        pairs=task.engine.n_pairs,
+        mask=mask,
+        faithfulness=f,
+        faithfulness_test=float(test.faithfulness(mask)[0]),
+        faithfulness_validation=f_validation,
+        order=tuple(int(task.candidates[c]) for c in episode.removed(step)) + tuple(dead.tolist()),
+        passes=passes,
+        seconds=seconds,
+    )
+
+
+def _fresh(model: Model, behaviour: Behaviour, seed: int) -> Engine:
+    assert model.tokenizer is not None
+    return Engine(model, behaviour.pairs(model.tokenizer, N_FRESH, seed, n_ctx=model.spec.n_ctx))
+
+
+# ---- policies on disk -----------------------------------------------------------------------------------------------
+
+
+def shipped_policy(model: str) -> Path:
+    """Where the policy that comes with the package for a model is: `toy` has its own, others take that of SmolLM2."""
+    return SHIPPED / ("toy" if model == "toy" else "smollm2")
 
 
 def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
     """`Policy.load`, with a line for people when the folder is not what it should be."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
+            if folder.parent == SHIPPED:
+                raise MechRLError(
+                    "no policy for this model comes with this version; train one with `mechrl train` and give it by --policy"
+                )
             raise MechRLError(f"{folder}: not the folder of a policy, {name} is missing; `mechrl train` writes them")
     try:
         return Policy.load(folder, device)
     except RuntimeError as exc:
         raise MechRLError(f"{folder}: model.safetensors does not fit config.json; they are not of the same policy") from exc
-    except (SafetensorError, OSError, TypeError, ValueError, json.JSONDecodeError) as exc:
+    except (SafetensorError, OSError, TypeError, ValueError) as exc:
         raise MechRLError(f"{folder}: the policy's files are damaged or cut short; copy or train them again") from exc
+
+
+def trained_with(folder: Path) -> tuple[TaskSettings, RewardSettings]:
+    """The candidate sets and episodes that a policy was trained on, from the run.json beside it; else the paper's."""
+    try:
+        known = json.loads((folder / "run.json").read_bytes())
+        return TaskSettings(**known["task"]), RewardSettings(**known["reward"])
+    except FileNotFoundError:
+        return TaskSettings(), RewardSettings()
+    except (OSError, KeyError, TypeError, ValueError) as exc:
+        raise MechRLError(f"{folder / 'run.json'}: damaged; remove it to deploy with the paper's settings") from exc

@@ -72,14 +72,14 @@ class Run:
     ) -> None:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
         self._began = time.perf_counter() if began is None else began
-        self._passes_before = self._seconds_before = 0.0
+        self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
         if resume:
             _check_continues(folder, about)
             _load(trainer, folder / CHECKPOINT)
             lines = self._drop_lines_ahead()
-            if lines:  # what was spent before; today's preparations only repeat what was paid for then
+            if lines:
                 last = json.loads(lines[-1])
-                self._passes_before, self._seconds_before = last["passes"] - self._passes_now, last["seconds"]
+                self.passes_before, self._seconds_before = last["passes"] - self._passes_now, last["seconds"]
         else:
             if (folder / CHECKPOINT).exists():
                 raise MechRLError(f"{folder} holds a run already; go on with it by --resume, or choose another folder")
@@ -101,7 +101,7 @@ class Run:
     @property
     def passes(self) -> float:
         """Everything spent on this run: prefilters, ceilings, training. Multiples of a twentieth, whatever the order of adding."""
-        return round(self._passes_before + self._passes_now, 6)
+        return round(self.passes_before + self._passes_now, 6)
 
     @property
     def seconds(self) -> float:
