@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mechrl.engine import Engine, kernels
+from mechrl.engine import Engine, ManyEngines, kernels
 from tests.tiny import KINDS, tiny, tiny_pairs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -62,3 +62,19 @@ def test_a_chunk_that_does_not_fit_is_split(monkeypatch):
 
     monkeypatch.setattr(engine, "_outputs", short_of_memory)
     assert torch.allclose(engine.kl(masks), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_circuits_of_many_behaviours_in_one_call(kind):
+    """Batches of different lengths, sizes and raggedness; candidate sets of different sizes; several chunks."""
+    exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
+    batches = [tiny_pairs(4, 6, 1, prefix=1), tiny_pairs(3, 31, 2, ragged=True, prefix=3), tiny_pairs(5, 4, 3)]
+    E = model.graph.n_edges
+    edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
+    which, masks = rng.integers(0, 3, 150), rng.random((150, E)) < rng.random((150, 1))
+    masks[3] = False
+    many = ManyEngines([Engine(model, pairs) for pairs in batches], edges)
+    expected = ManyEngines([Engine(exact, pairs) for pairs in batches], edges)
+    assert many.fused and not expected.fused
+    assert np.abs(many.faithfulness(which, masks) - expected.faithfulness(which, masks)).max() < 1e-4
+    assert [e.passes for e in many.engines] == [e.passes for e in expected.engines]

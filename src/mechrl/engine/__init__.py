@@ -1,5 +1,6 @@
 """The faithfulness of circuits."""
 
 from mechrl.engine.engine import Engine, Gradient
+from mechrl.engine.many import ManyEngines
 
-__all__ = ["Engine", "Gradient"]
+__all__ = ["Engine", "Gradient", "ManyEngines"]

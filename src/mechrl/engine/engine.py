@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mechrl.engine import kernels
+from mechrl.engine.fused import FusedRun, Ground, Shipment
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
@@ -79,13 +80,13 @@ class Engine:
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
         self._last_edges: EdgeSet | None = None
-        self._readers: dict[int, tuple[Tensor, Tensor]] = {}
         self.n_pairs = len(pairs.clean)
         with self._precision():
             self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
         self.clean_log_probs = self.cache.clean_logits.log_softmax(-1)  # [B, V]
         self._clean_probs = self.clean_log_probs.exp()
         self.kl_cut = float(self._kl(self.cache.corrupt_logits[None])[0].mean())
+        self._ground: Ground | None = None
 
     # ---- public -----------------------------------------------------------------------------------------------------
 
@@ -105,12 +106,20 @@ class Engine:
         self._check((1, len(mask)), len(edge_set.edges))
         self._charge(1, 1)
         plan = make_plan(edge_set, np.asarray(mask, dtype=bool)[None, order], everywhere=True)
-        rows = self.cache.input_difference.new_zeros(self.graph.n_sources, *self.cache.input_difference.shape)
+        difference = self.cache.input_difference
+        rows = difference.new_zeros(self.graph.n_sources, *difference.shape)
         lives = plan.row_of[0] >= 0
         with torch.no_grad(), self._precision():
-            run = _Run(self, plan, None)
-            run.fill()
-            rows[torch.from_numpy(np.flatnonzero(lives))] = run.store.full[torch.from_numpy(plan.row_of[0][lives])]
+            run: FusedRun | _Run
+            if self.fused:
+                run = FusedRun(self.ground(), plan)
+                run.fill(difference)
+                full = run.flat.view(-1, *difference.shape)
+            else:
+                run = _Run(self, plan, None)
+                run.fill()
+                full = run.store.full
+            rows[torch.from_numpy(np.flatnonzero(lives))] = full[torch.from_numpy(plan.row_of[0][lives])]
         return Prefix(rows, lives)
 
     def logits(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
@@ -220,10 +229,14 @@ class Engine:
 
     def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: _Given | None) -> Tensor:
         """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
-        run = _Run(self, plan, None, given)
         parts = [reduce(self.cache.corrupt_logits[None])]  # the place of circuits that are their corrupted selves
+        run: FusedRun | _Run = FusedRun(self.ground(), plan) if self.fused else _Run(self, plan, None, given)
         if plan.n_outputs:
-            final = run.forward()
+            if isinstance(run, FusedRun):
+                inputs = self.cache.input_difference if given is None else given.prefix.rows[: given.n].flatten(0, 1)
+                final = run.forward(inputs).view(plan.n_outputs, self.cache.n_pairs, -1)
+            else:
+                final = run.forward()
             step = max(1, int(2**31 // (4 * self.cache.corrupt_logits.nbytes)))  # logits of about half a gigabyte
             parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
         return torch.cat(parts)[run.output]
@@ -278,11 +291,15 @@ class Engine:
         difference = logits.log_softmax(-1).sub_(self.clean_log_probs)
         return difference.mul_(self._clean_probs).sum(-1).neg_()[:, self.cache.inverse]
 
-    def readers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's reading weights in one piece, for the fused kernels."""
-        if layer not in self._readers:
-            self._readers[layer] = kernels.readers(self.model.attention[layer])
-        return self._readers[layer]
+    @property
+    def fused(self) -> bool:
+        """Whether circuits run through the kernels of a CUDA device. (Gradients never do.)"""
+        return kernels.available(self.cache.input_difference, self.cache.n_positions)
+
+    def ground(self) -> Ground:
+        if self._ground is None:
+            self._ground = Ground.of(self.model, self.cache, self.tf32)
+        return self._ground
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -364,29 +381,20 @@ class _Run:
             self.store.full[0] = like
         else:
             self.store.full[: given.n] = given.prefix.rows[: given.n]
-        self.fused = weight is None and kernels.available(like, self.cache.n_positions)
-        self.engine = engine
         # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
         widest = max((len(stage.full) for stage in plan.stages), default=0)
-        self._room = engine._streams_room(widest) if weight is None and not self.fused else None
+        self._room = engine._streams_room(widest) if weight is None else None
         self._total, self._n_total = torch.zeros_like(like), 0  # of the rows so far, for circuits that keep everything
         self._blocks: dict[int, list[Block]] = {}
-        with _Shipment(plan, like.device) as ship:
-            self.output = ship(plan.output + 1)
+        with Shipment(plan, like.device) as ship:
+            self.output = ship([plan.output + 1])
             attention = [s for s in plan.stages if s.kind == "attention"]
-            if self.fused:
-                pools = [pool for s in plan.stages for pool in (s.full, s.last)]
-                self._gather = {id(pool): ship(kernels.gather_index(pool, self.store)) for pool in pools}
-                self._heads = {s.layer: ship(kernels.heads_index(s, self.model.spec)) for s in attention}
-            else:
-                self._index = {s.layer: attention_index(self.model, s, ship) for s in attention}
+            self._index = {s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention}
 
     def fill(self) -> None:
         """Computes all rows, stage by stage."""
         for stage in self.plan.stages:
-            if self.fused and stage.kind == "mlp":
-                self._fused_mlp(stage)
-            elif stage.kind != "logits":
+            if stage.kind != "logits":
                 x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
                 self._components(stage, x_full, x_last, *self._slots(stage, self.store))
 
@@ -428,30 +436,7 @@ class _Run:
     ) -> tuple[Tensor, Tensor]:
         if stage.kind == "mlp":
             return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
-        if self.fused:
-            assert out_full is not None and out_last is not None
-            weights, read = self.model.attention[stage.layer], self.engine.readers(stage.layer)
-            index, spec, tf32 = self._heads[stage.layer], self.model.spec, self.engine.tf32
-            kernels.attention_stage(
-                spec, weights, read, self.cache, stage.layer, stage, index, x_full, x_last, out_full, out_last, tf32
-            )
-            return out_full, out_last
         return attention_stage(self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last)
-
-    def _fused_mlp(self, stage: Stage) -> None:
-        """One run of the MLP for both pools: on a GPU the launches count."""
-        n = len(stage.full) * self.cache.n_tokens
-        flat = self.store.flat.new_empty(n + len(stage.last) * self.cache.n_pairs, self.store.flat.shape[1])
-        d = flat.shape[1]
-        x_full = flat[:n].view(len(stage.full), self.cache.n_tokens, d)
-        x_last = flat[n:].view(len(stage.last), self.cache.n_pairs, d)
-        self._normal(stage.full, stage, False, x_full)
-        self._normal(stage.last, stage, True, x_last)
-        self.model.mlp[stage.layer](flat, out=flat)
-        out_full, out_last = self._slots(stage, self.store)
-        corrupted = self.cache.layers[stage.layer]
-        torch.sub(x_full, corrupted.mlp, out=out_full)
-        torch.sub(x_last, corrupted.last.mlp, out=out_last)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -468,18 +453,11 @@ class _Run:
         layer = self.cache.layers[stage.layer].last if last else self.cache.layers[stage.layer]
         return layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
 
-    def _normal(self, pool: Pool, stage: Stage, last: bool, out: Tensor | None = None) -> Tensor:
-        """[J, tokens, d] the normalised streams of a pool's jobs; the fused kernel can write them into `out`."""
-        if self.fused:
-            last_token = self.cache.last_token if last else None
-            resid = self._resid(stage, last)
-            out = resid.new_empty(len(pool), *resid.shape) if out is None else out
-            return kernels.mix_and_normalise(self._gather[id(pool)], self.store, resid, last_token, self.model.spec, out)
+    def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
+        """[J, tokens, d] the normalised streams of a pool's jobs."""
         return self._streams(pool, stage, last, finish=self.model.normalise_)
 
-    def _streams(
-        self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> Tensor:
+    def _streams(self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
         """[J, tokens, d] the streams of a pool's jobs."""
         resid = self._resid(stage, last)
         last_token = self.cache.last_token if last else None
@@ -507,34 +485,3 @@ class _Run:
         if id(pool) not in self._blocks:
             self._blocks[id(pool)] = blocks(pool, self.weight, self.cache.input_difference)
         return self._blocks[id(pool)]
-
-
-class _Shipment:
-    """Integer arrays on their way to the device, all in one copy: on a GPU every single one would stall the queue.
-
-    `ship(array)` returns its place on the device at once; the contents are there when the `with` block ends.
-    """
-
-    def __init__(self, plan: Plan, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
-            heads = sum(len(stage.heads_full) + len(stage.heads_last) for stage in plan.stages)
-            size = plan.n_circuits + sum(len(p.slot) + 4 * len(p) + 1 for p in pools) + 4 * heads
-            self.host = torch.empty(size, dtype=torch.int64, pin_memory=True)
-            self.there = torch.empty(size, dtype=torch.int64, device=device)
-            self.used = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __call__(self, array: np.ndarray) -> Tensor:
-        if self.device.type != "cuda":
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
-        first, self.used = self.used, self.used + len(array)
-        self.host[first : self.used].numpy()[:] = array
-        return self.there[first : self.used]
-
-    def __exit__(self, *_: object) -> None:
-        if self.device.type == "cuda":
-            self.there[: self.used].copy_(self.host[: self.used], non_blocking=True)

@@ -1,6 +1,6 @@
 """The mix: every job's residual stream, `resid_corr + Σ w · row`, from the store of rows; and its gradients.
 
-On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`mix_triton.py`). Everywhere else
+On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`fused.py`). Everywhere else
 either the jobs of one circuit are one small matrix product, W [jobs, rows] @ rows [rows, tokens · d], or, where hardly a row is
 read twice, rows are added one by one.
 """

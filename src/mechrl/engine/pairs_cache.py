@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
@@ -77,6 +77,54 @@ class PairsCache:
         return self.n_tokens == self.n_pairs * self.n_positions
 
 
+def join(caches: Sequence[PairsCache]) -> PairsCache:
+    """The caches of several batches of pairs as one: their pairs and their active tokens one after the other."""
+    T = max(c.n_positions for c in caches)
+    first_token = np.cumsum([0, *(c.n_tokens for c in caches)])
+    first_pair = np.cumsum([0, *(c.n_pairs for c in caches)])
+
+    def layer(parts: Sequence[LayerCache]) -> LayerCache:
+        def cat(name: str, axis: int = 0) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts], axis)
+
+        def longer(name: str) -> Tensor:  # [.., B, positions, e] to [.., B, T, e]; what is added is never read
+            return torch.cat([pad(x, (0, 0, 0, T - x.shape[2])) for x in (getattr(part, name) for part in parts)], 1)
+
+        last = LayerLast(
+            *(torch.cat([getattr(part.last, name) for part in parts]) for name in ("resid_attention", "resid_mlp", "mlp"))
+        )
+        return LayerCache(
+            cat("resid_attention"), cat("resid_mlp"), longer("q"), longer("k"), longer("v"), cat("z", 1), cat("mlp"), last
+        )
+
+    def rotary(of: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor] | None:
+        some = [pair for pair in of if pair is not None]
+        return (torch.cat([cos for cos, _ in some]), torch.cat([sin for _, sin in some])) if some else None
+
+    def cat(name: str, shift: np.ndarray | None = None) -> Tensor:
+        return torch.cat([getattr(c, name) + (0 if shift is None else int(shift[i])) for i, c in enumerate(caches)])
+
+    layout = torch.cat([c.layout + c.layout.new_tensor([0, 0, int(first_token[i])]) for i, c in enumerate(caches)])
+    place = [
+        c.token_place // c.n_positions * T + c.token_place % c.n_positions + int(first_pair[i]) * T for i, c in enumerate(caches)
+    ]
+    return PairsCache(
+        inverse=cat("inverse", first_pair),
+        n_positions=T,
+        token_place=torch.cat(place),
+        token_rotary=rotary([c.token_rotary for c in caches]),
+        last_rotary=rotary([c.last_rotary for c in caches]),
+        layout=layout,
+        last_token=cat("last_token", first_token),
+        last_position=cat("last_position"),
+        input_difference=cat("input_difference"),
+        layers=tuple(layer(parts) for parts in zip(*(c.layers for c in caches), strict=True)),
+        resid_final=cat("resid_final"),
+        clean_logits=cat("clean_logits"),
+        corrupt_logits=cat("corrupt_logits"),
+    )
+
+
 def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
     """Checks a batch of pairs, runs the model on both sides once, keeps what circuits need."""
     unique, inverse = _distinct(model, clean, corrupt)
@@ -122,9 +170,7 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
         )
 
 
-def plain_forward(
-    model: Model, ids: Tensor, last_place: Tensor, keep: Tensor | None
-) -> tuple[Tensor, list[LayerCache]]:
+def plain_forward(model: Model, ids: Tensor, last_place: Tensor, keep: Tensor | None) -> tuple[Tensor, list[LayerCache]]:
     """The unmasked model on ids [B, T]: the last residual stream at `last_place`, and the cache at the places `keep`."""
     B, T = ids.shape
     H, G = model.spec.n_heads, model.spec.n_kv_heads
@@ -169,7 +215,9 @@ def _distinct(model: Model, clean: Tokens, corrupt: Tokens) -> tuple[list[tuple[
     for i, (a, b) in enumerate(zip(clean, corrupt, strict=True)):
         a, b = tuple(int(t) for t in a), tuple(int(t) for t in b)
         if len(a) != len(b) or not a:
-            raise MechRLError(f"pair {i}: the clean prompt has {len(a)} tokens, the corrupted one {len(b)}; they must be equally long")
+            raise MechRLError(
+                f"pair {i}: the clean prompt has {len(a)} tokens, the corrupted one {len(b)}; they must be equally long"
+            )
         if len(a) > model.spec.n_ctx:
             raise MechRLError(f"pair {i}: {len(a)} tokens exceed the model's context of {model.spec.n_ctx}")
         if not all(0 <= t < model.spec.vocab_size for t in a + b):

@@ -31,6 +31,7 @@ class Pool:
 
     receiver: np.ndarray  # [J] receiver's place within its stage
     owner: np.ndarray  # [J] a circuit that wants it; jobs of one owner share many rows
+    group: np.ndarray  # [J] whose pairs it is computed on
     start: np.ndarray  # [J + 1]
     slot: np.ndarray  # [n] where each summed row is stored ...
     slot_is_last: np.ndarray  # [n] ... and whether in the store of prediction positions
@@ -48,6 +49,7 @@ class Heads:
     q: np.ndarray  # in the full pool; for heads needed at the prediction position only, last-pool jobs follow the full ones
     k: np.ndarray  # counted from the pool's first k job
     v: np.ndarray  # counted from the pool's first v job
+    group: np.ndarray  # whose pairs it is computed on
 
     def __len__(self) -> int:
         return len(self.head)
@@ -69,10 +71,18 @@ class Stage:
 class Plan:
     stages: list[Stage]
     n_circuits: int
-    n_full_slots: int  # slot 0 is the input node
-    n_last_slots: int
+    full_group: np.ndarray  # [full slots] whose pairs every row belongs to; the first slots are the groups' input nodes
+    last_group: np.ndarray  # [last slots]
     output: np.ndarray  # [C] job of the logits stage, -1 for a circuit that is its corrupted self
     row_of: np.ndarray  # [C, S] row of every source, -1 for a source that is its corrupted self
+
+    @property
+    def n_full_slots(self) -> int:
+        return len(self.full_group)
+
+    @property
+    def n_last_slots(self) -> int:
+        return len(self.last_group)
 
     @property
     def n_outputs(self) -> int:
@@ -91,7 +101,8 @@ class _Numbered:
     row: np.ndarray  # [live edges] row that each carries
     edge: np.ndarray  # [live edges] its entry in the flattened masks
     first_row: int
-    heads: np.ndarray | None = None  # [rows, 4] head, q, k, v job
+    group: np.ndarray  # [J]
+    heads: np.ndarray | None = None  # [rows, 5] head, q, k, v job, group
     full: np.ndarray | None = None  # [J] set by the backward sweep
 
 
@@ -104,34 +115,45 @@ def _hash(x: np.ndarray) -> np.ndarray:
 
 
 def make_plan(
-    edge_set: EdgeSet, masks: np.ndarray, share: bool = True, given: np.ndarray | None = None, everywhere: bool = False
+    edge_set: EdgeSet,
+    masks: np.ndarray,
+    share: bool = True,
+    given: np.ndarray | None = None,
+    everywhere: bool = False,
+    group: np.ndarray | None = None,
 ) -> Plan:
     """Plans the run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
 
     With `share=False` nothing is shared between circuits: needed when edges carry weights, or gradients are asked for.
     With `given` [m] the rows of the first m sources are at hand, in slots 0 to m − 1 (False: that source is its corrupted self).
     With `everywhere` all rows are computed at all positions, even those that nobody reads.
+    With `group` [C] circuits run on different batches of pairs. Every live row descends from its group's input row, so rows, and
+    the jobs that sum them, are never shared between groups.
     """
     given = np.ones(1, dtype=bool) if given is None else given  # the input is always at hand
     live = edge_set.prune(masks.copy(), given, keep_unread=everywhere)
     used = np.full((len(live), edge_set.graph.n_sources), everywhere)  # which sources are read
     for stage in edge_set.stages:
         used[:, stage.sources.value] |= stage.sources.any(live[:, stage.columns][:, stage.by_source])
-    numbered, n_rows, output, row_of = _number(edge_set, live, used, share, len(given))
-    full = _needed_at_all_positions(edge_set.graph, numbered, n_rows, n_rows if everywhere else len(given))
-    return _lay_out(edge_set.graph, numbered, full, output, row_of)
+    of_circuit = np.zeros(len(live), dtype=np.int64) if group is None else group
+    row_of = np.full((len(live), edge_set.graph.n_sources), _CORRUPTED)
+    row_of[:, : len(given)] = np.arange(len(given))
+    row_of[:, 0] = of_circuit
+    first = len(given) if group is None else int(group.max(initial=0)) + 1
+    numbered, row_group, output = _number(edge_set, live, used, share, row_of, of_circuit, first)
+    full = _needed_at_all_positions(edge_set.graph, numbered, len(row_group), len(row_group) if everywhere else first)
+    return _lay_out(edge_set.graph, numbered, full, row_group, output, row_of)
 
 
 def _number(
-    edge_set: EdgeSet, live: np.ndarray, used: np.ndarray, share: bool, n_given: int
-) -> tuple[list[_Numbered], int, np.ndarray, np.ndarray]:
-    """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read."""
+    edge_set: EdgeSet, live: np.ndarray, used: np.ndarray, share: bool, row_of: np.ndarray, group: np.ndarray, n_rows: int
+) -> tuple[list[_Numbered], np.ndarray, np.ndarray]:
+    """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read. Fills `row_of`; `n_rows` are there already."""
     graph, (n_circuits, n_columns) = edge_set.graph, live.shape
     H, G = graph.n_heads, graph.n_kv_heads
-    row_of = np.full((n_circuits, graph.n_sources), _CORRUPTED)
-    row_of[:, :n_given] = np.arange(n_given)
     output = np.full(n_circuits, _CORRUPTED)
-    n_rows, numbered = n_given, []
+    numbered = []
+    row_group = [np.arange(n_rows) if group.any() else np.zeros(n_rows, dtype=np.int64)]
     for stage in edge_set.stages:
         c, column = np.nonzero(live[:, stage.columns])
         if not len(c):
@@ -154,13 +176,15 @@ def _number(
         first = first[by_receiver]
         job = np.argsort(by_receiver)[inverse]
         end = np.append(begin[1:], len(c))
-        done = _Numbered(stage, key_place[first], key_circuit[first], begin[first], end[first], row, edge, n_rows)
+        owner = key_circuit[first]
+        done = _Numbered(stage, key_place[first], owner, begin[first], end[first], row, edge, n_rows, group[owner])
         numbered.append(done)
 
         if stage.kind == "logits":
             output[key_circuit] = job
         elif stage.kind == "mlp":
             row_of[key_circuit, graph.mlp(stage.layer)] = n_rows + job
+            row_group.append(done.group)
             n_rows += len(first)
         else:
             job_of = np.full((n_circuits, n_receivers), _CORRUPTED)
@@ -173,13 +197,15 @@ def _number(
             of_circuit, head = np.nonzero(wanted)
             J = len(first) + 1
             code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
-            unique, inverse = np.unique(code, return_inverse=True)  # sorted by head, its most significant digit
+            unique, at, inverse = np.unique(code, return_index=True, return_inverse=True)  # sorted by head, the first digit
+            row_group.append(group[of_circuit[at]])
             row_of[of_circuit, first_head + head] = n_rows + inverse
             n_rows += len(unique)
             rest, v_job = np.divmod(unique, J)
             rest, k_job = np.divmod(rest, J)
-            done.heads = np.stack([*np.divmod(rest, J), k_job, v_job], axis=1) - np.array([0, 1, 1, 1])
-    return numbered, n_rows, output, row_of
+            of_heads = [*np.divmod(rest, J), k_job, v_job, row_group[-1]]
+            done.heads = np.stack(of_heads, axis=1) - np.array([0, 1, 1, 1, 0])
+    return numbered, np.concatenate(row_group), output
 
 
 def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: int, n_full: int) -> np.ndarray:
@@ -202,7 +228,12 @@ def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: in
 
 
 def _lay_out(
-    graph: Graph, numbered: list[_Numbered], full: np.ndarray, output: np.ndarray, row_of: np.ndarray
+    graph: Graph,
+    numbered: list[_Numbered],
+    full: np.ndarray,
+    row_group: np.ndarray,
+    output: np.ndarray,
+    row_of: np.ndarray,
 ) -> Plan:
     """Gives rows their slots, splits each stage into its two pools."""
     slot = np.where(full, np.cumsum(full) - 1, np.cumsum(~full) - 1)
@@ -214,8 +245,9 @@ def _lay_out(
         for chosen in (s.full, ~s.full):
             edges, start = _segments(s.begin[chosen], s.end[chosen])
             rows = s.row[edges]
-            pools.append(Pool(s.receiver[chosen], s.owner[chosen], start, slot[rows], ~full[rows], s.edge[edges]))
-        heads = [Heads(*np.zeros((4, 0), dtype=np.int64))] * 2
+            of_jobs = s.receiver[chosen], s.owner[chosen], s.group[chosen]
+            pools.append(Pool(*of_jobs, start, slot[rows], ~full[rows], s.edge[edges]))
+        heads = [Heads(*np.zeros((5, 0), dtype=np.int64))] * 2
         if s.heads is not None:
             heads = _split_heads(graph, s, full[s.first_row : s.first_row + len(s.heads)])
         first_full = int(n_before[s.first_row])
@@ -223,7 +255,7 @@ def _lay_out(
         heads_all, heads_last = heads
         first_last = s.first_row - first_full
         stages.append(Stage(s.stage.kind, s.stage.layer, at_all, at_last, heads_all, heads_last, first_full, first_last))
-    return Plan(stages, len(output), int(full.sum()), int((~full).sum()), output, row_of)
+    return Plan(stages, len(output), row_group[full], row_group[~full], output, row_of)
 
 
 def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads]:
@@ -235,13 +267,14 @@ def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads
     place[~s.full] += n_q  # q jobs of the last pool are numbered after those of the full pool
     result = []
     for chosen in (row_full, ~row_full):
-        head, q, k, v = s.heads[chosen].T
+        head, q, k, v, group = s.heads[chosen].T
         result.append(
             Heads(
                 head,
                 np.where(q >= 0, place[q], _CORRUPTED),
                 np.where(k >= 0, place[k] - n_q, _CORRUPTED),
                 np.where(v >= 0, place[v] - n_q - n_k, _CORRUPTED),
+                group,
             )
         )
     return result

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechrl.engine import Engine
+from mechrl.engine import Engine, ManyEngines
 from mechrl.rl.features import Features, features
 
 ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
@@ -90,7 +90,7 @@ class Steps:
 
 
 class VectorEnv:
-    """Many episodes of many behaviours at once. Every step is one engine call per behaviour, with all of its circuits.
+    """Many episodes of many behaviours at once. Every step is one engine call, with the circuits of all environments.
 
     An environment whose episode ends starts a new one at once; the whole candidate set's f is known, so a reset costs no pass.
     Its behaviour is a function of `rng`'s seed, the environment's number (counted from `first`) and the episode's: environments
@@ -101,6 +101,7 @@ class VectorEnv:
         self.tasks, self.n, self.settings, self.first = tasks, n, settings, first
         self.seed = int(rng.integers(2**63))
         self.episode = np.zeros(n, dtype=np.int64)
+        self.engines = ManyEngines([task.engine for task in tasks], [task.candidates for task in tasks])
         self.width = max(task.K for task in tasks)
         self.task = np.zeros(n, dtype=np.int64)
         self.mask = np.zeros((n, self.width), dtype=bool)
@@ -138,10 +139,7 @@ class VectorEnv:
         stopped = actions.type == STOP
         changed = (self.mask != before).any(1)
         f = self.f.copy()
-        for t, task in enumerate(self.tasks):
-            these = np.flatnonzero(changed & (self.task == t))
-            if len(these):
-                f[these] = task.engine.faithfulness(self.mask[these, : task.K], task.candidates).double().cpu().numpy()
+        f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
         reward = settings.potential(f, self.mask.sum(1), K, tau) - settings.potential(self.f, before.sum(1), K, tau)
         reward += settings.already_cut * wasted
