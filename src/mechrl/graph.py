@@ -184,23 +184,6 @@ class Graph:
         return EdgeSet(self, np.arange(self.n_edges))
 
 
-class Segments:
-    """Runs of equal values in an ascending array."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.start = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else np.zeros(0, int)
-        self.value = values[self.start]
-        self.length = np.diff(np.append(self.start, len(values)))
-
-    def any(self, flags: np.ndarray) -> np.ndarray:
-        """[C, n] to [C, segments]: is any flag of the segment set?"""
-        return np.logical_or.reduceat(flags, self.start, axis=1)
-
-    def spread(self, flags: np.ndarray) -> np.ndarray:
-        """[C, segments] to [C, n]."""
-        return np.repeat(flags, self.length, axis=1)
-
-
 class StageEdges:
     """The edges of a set that are read in one stage (a layer's attention, its MLP, or the logits): columns a:b of the set."""
 
@@ -208,10 +191,18 @@ class StageEdges:
         self.stage, self.columns = stage, slice(a, b)
         self.layer, is_mlp = divmod(stage, 2)
         self.kind = "logits" if self.layer == graph.n_layers else ("mlp" if is_mlp else "attention")
-        self.source = graph.edge_source[edges[a:b]]
-        self.receivers = Segments(graph.edge_receiver[edges[a:b]] - self.layer * graph.receivers_per_layer)
-        self.by_source = np.argsort(self.source, kind="stable")
-        self.sources = Segments(self.source[self.by_source])
+        self.n_receivers = graph.n_heads + 2 * graph.n_kv_heads if self.kind == "attention" else 1
+
+
+@dataclass(frozen=True)
+class LiveEdges:
+    """The live edges of one stage in many circuits, sorted by circuit, then by receiver, then by source."""
+
+    stage: StageEdges
+    circuit: np.ndarray  # [n]
+    column: np.ndarray  # [n] in the set
+    place: np.ndarray  # [n] receiver's place within the stage
+    source: np.ndarray  # [n]
 
 
 class EdgeSet:
@@ -220,53 +211,85 @@ class EdgeSet:
     def __init__(self, graph: Graph, edges: np.ndarray) -> None:
         self.graph, self.edges = graph, np.asarray(edges)
         bounds = np.searchsorted(graph.edge_stage[self.edges], np.arange(2 * graph.n_layers + 2)).tolist()
-        self.stages = [
-            StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
-        ]
+        self.stages = [StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a]
+        self._source = graph.edge_source[self.edges]
+        self._place = np.zeros(len(self.edges), dtype=np.int64)  # receiver's place within its stage
+        self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # 16 bits are sorted by counting
+        for i, stage in enumerate(self.stages):
+            self._stage[stage.columns] = i
+            if stage.kind == "attention":
+                first = stage.layer * graph.receivers_per_layer
+                self._place[stage.columns] = graph.edge_receiver[self.edges[stage.columns]] - first
 
-    def prune(self, masks: np.ndarray, given: np.ndarray | None = None, keep_unread: bool = False) -> np.ndarray:
-        """Removes dead edges from masks [C, n] over the set, in place. `given` [m]: which of the first m sources live, if known.
+    def prune(self, masks: np.ndarray) -> np.ndarray:
+        """Removes dead edges from masks [C, n] over the set, in place."""
+        stages, _ = self.live(masks)
+        masks[:] = False
+        for live in stages:
+            masks[live.circuit, live.column] = True
+        return masks
+
+    def live(
+        self, masks: np.ndarray, given: np.ndarray | None = None, keep_unread: bool = False
+    ) -> tuple[list[LiveEdges], np.ndarray]:
+        """The live edges of masks [C, n] over the set, stage by stage, and [C, sources] which sources they read.
 
         A node lives if it has a live edge in (the input is exempt) and a live edge out. The graph is layered, so one sweep up
         (which nodes can be reached from the input) and one sweep down (which reach the logits) are the fixed point. Under
         corrupted patching this changes no output: an unreached node is its corrupted self, an unread node is read by nobody.
+
+        given: [m] which of the first m sources live, if that is known. keep_unread: leave out the sweep down.
         """
+        circuit, column = np.nonzero(masks)
+        order = np.argsort(self._stage[column], kind="stable")
+        circuit, column = circuit[order], column[order]
+        place, source = self._place[column], self._source[column]
+        bounds = np.cumsum([0, *np.bincount(self._stage[column], minlength=len(self.stages))]).tolist()
+
         reached = np.zeros((len(masks), self.graph.n_sources), dtype=bool)
         reached[:, 0] = True
         if given is not None:
             reached[:, : len(given)] = given
-        for stage in self.stages:
-            live = masks[:, stage.columns]
-            live &= reached[:, stage.source]
-            self._mark_outputs(stage, stage.receivers.any(live), reached)
-        if keep_unread:
-            return masks
-        needed = np.zeros_like(reached)
-        for stage in reversed(self.stages):
-            live = masks[:, stage.columns]
-            if stage.kind != "logits":
-                live &= stage.receivers.spread(self._needed_receivers(stage, needed))
-            needed[:, stage.sources.value] |= stage.sources.any(live[:, stage.by_source])
-        return masks
+        result = []
+        for stage, (a, b) in zip(self.stages, pairwise(bounds), strict=True):
+            c, u = circuit[a:b], source[a:b]
+            alive = reached[c, u]
+            live = LiveEdges(stage, c[alive], column[a:b][alive], place[a:b][alive], u[alive])
+            self._mark_outputs(live, reached)
+            result.append(live)
+        read = np.zeros_like(reached)
+        if not keep_unread:
+            for i in reversed(range(len(result))):
+                live = result[i]
+                if live.stage.kind != "logits":
+                    needed = self._needed_receivers(live.stage, read)[live.circuit, live.place]
+                    live = LiveEdges(
+                        live.stage, live.circuit[needed], live.column[needed], live.place[needed], live.source[needed]
+                    )
+                    result[i] = live
+                read[live.circuit, live.source] = True
+        else:
+            read[:] = True
+        return [live for live in result if len(live.circuit)], read
 
-    def _mark_outputs(self, stage: StageEdges, receiver_live: np.ndarray, reached: np.ndarray) -> None:
+    def _mark_outputs(self, live: LiveEdges, reached: np.ndarray) -> None:
         """A node is reached if any of its receivers has a live edge in."""
-        graph = self.graph
+        graph, stage = self.graph, live.stage
         if stage.kind == "mlp":
-            reached[:, graph.mlp(stage.layer)] = receiver_live[:, 0]
+            reached[live.circuit, graph.mlp(stage.layer)] = True
         elif stage.kind == "attention":
             H, G = graph.n_heads, graph.n_kv_heads
             by_receiver = np.zeros((len(reached), H + 2 * G), dtype=bool)
-            by_receiver[:, stage.receivers.value] = receiver_live
+            by_receiver[live.circuit, live.place] = True
             by_kv = by_receiver[:, H : H + G] | by_receiver[:, H + G :]
             heads = by_receiver[:, :H] | np.repeat(by_kv, H // G, axis=1)
             reached[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)] = heads
 
-    def _needed_receivers(self, stage: StageEdges, needed: np.ndarray) -> np.ndarray:
-        """[C, receivers of the stage] a receiver is needed if any node it feeds is needed."""
+    def _needed_receivers(self, stage: StageEdges, read: np.ndarray) -> np.ndarray:
+        """[C, receivers of the stage] a receiver is needed if any node it feeds is read."""
         graph = self.graph
         if stage.kind == "mlp":
-            return needed[:, [graph.mlp(stage.layer)]]
-        by_head = needed[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
-        by_kv = by_head.reshape(len(needed), graph.n_kv_heads, -1).any(-1)
-        return np.concatenate([by_head, by_kv, by_kv], axis=1)[:, stage.receivers.value]
+            return read[:, [graph.mlp(stage.layer)]]
+        by_head = read[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
+        by_kv = by_head.reshape(len(read), graph.n_kv_heads, -1).any(-1)
+        return np.concatenate([by_head, by_kv, by_kv], axis=1)

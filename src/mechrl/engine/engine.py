@@ -172,7 +172,7 @@ class Engine:
         values = values[:, order]
         result_values, result_grads = [], []
         with self._precision():
-            for chunk in self._chunks(np.ones_like(values, dtype=bool), edge_set, copies=2):
+            for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
                 at = 1 if against_full else len(values[chunk])  # runs against the whole model share its layout: one at a time
                 for i in range(chunk.start, chunk.stop, at):
                     value, grad = self._gradient(values[i : i + at], edge_set, objective, against_full)
@@ -207,7 +207,7 @@ class Engine:
             given = _Given(prefix, self.graph.n_sources_before(stage))
         results = []
         with torch.no_grad(), self._precision():
-            for chunk in self._chunks(array, edge_set):
+            for chunk in self._chunks(array):
                 results.append(self._evaluate_or_split(array[chunk], edge_set, reduce, given))
         if not results:
             return reduce(self.cache.corrupt_logits[None])[:0]
@@ -340,18 +340,16 @@ class Engine:
             self._last_edges = EdgeSet(self.graph, key)
         return self._last_edges, order
 
-    def _chunks(self, array: np.ndarray, edges: EdgeSet, copies: int = 1) -> Iterator[slice]:
+    def _chunks(self, array: np.ndarray, copies: int = 1) -> Iterator[slice]:
         """Consecutive circuits whose rows and streams fit the budget together (an upper bound: nothing shared)."""
         s, spec = self.graph, self.model.spec
-        used = np.zeros((len(array), s.n_sources), dtype=bool)
-        for stage in edges.stages:
-            used[:, stage.sources.value] |= stage.sources.any(array[:, stage.columns][:, stage.by_source])
-        rows = used.sum(1)
+        kept = array.sum(1)
+        rows = np.minimum(kept + 1, s.n_sources)
         per_row = self.cache.n_tokens * spec.d_model * self.model.embedding.element_size()
         per_stage = 2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model  # streams of a layer, an MLP's hidden layer
         need = (rows * copies + per_stage) * per_row
         # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
-        alone = (array.sum(1) > s.n_edges / 2) & (self.model.device.type == "cpu")
+        alone = (kept > s.n_edges / 2) & (self.model.device.type == "cpu")
         first, total, budget = 0, 0.0, self._budget()
         for i, bytes_ in enumerate(need):
             if i > first and (total + bytes_ > budget or i - first == _CIRCUITS_PER_CHUNK or alone[i] or alone[i - 1]):

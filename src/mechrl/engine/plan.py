@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechrl.graph import EdgeSet, Graph, StageEdges
+from mechrl.graph import EdgeSet, Graph, LiveEdges, StageEdges
 
 _CORRUPTED = -1  # "this input is its corrupted self"
 
@@ -131,41 +131,33 @@ def make_plan(
     the jobs that sum them, are never shared between groups.
     """
     given = np.ones(1, dtype=bool) if given is None else given  # the input is always at hand
-    live = edge_set.prune(masks.copy(), given, keep_unread=everywhere)
-    used = np.full((len(live), edge_set.graph.n_sources), everywhere)  # which sources are read
-    for stage in edge_set.stages:
-        used[:, stage.sources.value] |= stage.sources.any(live[:, stage.columns][:, stage.by_source])
-    of_circuit = np.zeros(len(live), dtype=np.int64) if group is None else group
-    row_of = np.full((len(live), edge_set.graph.n_sources), _CORRUPTED)
+    live, read = edge_set.live(masks, given, keep_unread=everywhere)
+    of_circuit = np.zeros(len(masks), dtype=np.int64) if group is None else group
+    row_of = np.full((len(masks), edge_set.graph.n_sources), _CORRUPTED)
     row_of[:, : len(given)] = np.arange(len(given))
     row_of[:, 0] = of_circuit
     first = len(given) if group is None else int(group.max(initial=0)) + 1
-    numbered, row_group, output = _number(edge_set, live, used, share, row_of, of_circuit, first)
+    numbered, row_group, output = _number(edge_set, live, read, share, row_of, of_circuit, first)
     full = _needed_at_all_positions(edge_set.graph, numbered, len(row_group), len(row_group) if everywhere else first)
     return _lay_out(edge_set.graph, numbered, full, row_group, output, row_of)
 
 
 def _number(
-    edge_set: EdgeSet, live: np.ndarray, used: np.ndarray, share: bool, row_of: np.ndarray, group: np.ndarray, n_rows: int
+    edge_set: EdgeSet, live: list[LiveEdges], read: np.ndarray, share: bool, row_of: np.ndarray, group: np.ndarray, n_rows: int
 ) -> tuple[list[_Numbered], np.ndarray, np.ndarray]:
     """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read. Fills `row_of`; `n_rows` are there already."""
-    graph, (n_circuits, n_columns) = edge_set.graph, live.shape
+    graph, n_circuits, n_columns = edge_set.graph, len(row_of), len(edge_set.edges)
     H, G = graph.n_heads, graph.n_kv_heads
     output = np.full(n_circuits, _CORRUPTED)
     numbered = []
     row_group = [np.arange(n_rows) if group.any() else np.zeros(n_rows, dtype=np.int64)]
-    for stage in edge_set.stages:
-        c, column = np.nonzero(live[:, stage.columns])
-        if not len(c):
-            continue
-        place_of_column = stage.receivers.spread(stage.receivers.value[None])[0]
-        n_receivers = 1 if stage.kind != "attention" else H + 2 * G
-        place = place_of_column[column] if n_receivers > 1 else np.zeros_like(column)
-        row = row_of[c, stage.source[column]]
-        edge = c * n_columns + column + stage.columns.start
+    for edges in live:
+        stage, c, n_receivers = edges.stage, edges.circuit, edges.stage.n_receivers
+        row = row_of[c, edges.source]
+        edge = c * n_columns + edges.column
 
         # one (circuit, receiver) after the other: edges are sorted that way
-        key = c * n_receivers + place
+        key = c * n_receivers + edges.place
         begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
         key_circuit, key_place = np.divmod(key[begin], n_receivers)
         identity = np.add.reduceat(_hash(row), begin) ^ _hash(key_place + (1 << 40))
@@ -193,7 +185,7 @@ def _number(
             k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
             v = np.repeat(job_of[:, H + G :], H // G, axis=1)
             first_head, mlp = graph.head(stage.layer, 0), graph.mlp(stage.layer)
-            wanted = used[:, first_head:mlp] & ((q >= 0) | (k >= 0) | (v >= 0))
+            wanted = read[:, first_head:mlp] & ((q >= 0) | (k >= 0) | (v >= 0))
             of_circuit, head = np.nonzero(wanted)
             J = len(first) + 1
             code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
