@@ -48,11 +48,13 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     if model.tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
     pairs = behaviour.pairs(model.tokenizer, settings.pairs, DISCOVERY_SEED, part="discovery", n_ctx=model.spec.n_ctx)
-    engine = Engine(model, pairs, tf32=settings.tf32)
+    exact = Engine(model, pairs)  # scores decide what the agent may keep, and are computed once
     metrics: list[Metric] = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
     if settings.prefilter == "union" and behaviour.metric != "kl":
         metrics.append("kl")
-    scores = [attribution.cached(engine, pairs, metric) for metric in metrics]
+    scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
+    engine = Engine(model, pairs, tf32=True) if settings.tf32 else exact
+    engine.passes = exact.passes
     return make_task(behaviour.name, engine, candidate_set(scores, settings.k), scores[0], reward)
 
 
