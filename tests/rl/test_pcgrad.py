@@ -8,7 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechrl.rl.pcgrad import pcgrad
+from mechrl.rl import pcgrad as module
+
+
+def pcgrad(gradients: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return module.pcgrad(gradients, torch.from_numpy(module.orders(len(gradients), rng)))
 
 
 def slow(gradients: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

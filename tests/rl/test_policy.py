@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from mechrl.rl import kernels
 from mechrl.rl.env import BATCH_SIZES, NODE, Task
-from mechrl.rl.policy import Policy, PolicyConfig, States, Tables
+from mechrl.rl.policy import Policy, PolicyConfig, States, Tables, _Noise
+from tests.rl import slow_policy
 from tests.rl.tasks import small_task
 
 
@@ -63,6 +65,49 @@ def test_replayed_log_probabilities_are_the_stored_ones(tasks):
     assert (result.entropy >= 0).all()
 
 
+def test_replay_is_the_slow_twin_with_its_gradients(tasks):
+    policy, tables = random_policy(1), tables_of(tasks)
+    with torch.no_grad():
+        policy.type_head.second.bias.zero_()
+        policy.type_head.second.weight.mul_(0.1)
+    states = random_states(tables, 40, 3)
+    choice = policy.act(tables, states, torch.Generator().manual_seed(2))
+    assert set(choice.actions.type) == set(range(6))
+    fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
+    for name in ("log_prob", "entropy", "value"):
+        ours, expected = getattr(fast, name), getattr(slow, name)
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-12), name
+        weight = torch.rand(40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        parameters = list(policy.parameters())
+        for g, h in zip(
+            *(torch.autograd.grad(weight @ x, parameters, retain_graph=True, allow_unused=True) for x in (ours, expected)),
+            strict=True,
+        ):
+            assert (g is None or torch.allclose(g, g * 0 if h is None else h, rtol=0, atol=1e-10)) and (
+                g is not None or not h.abs().max() > 1e-12
+            )
+
+
+def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks):
+    """The loop that a GPU runs, in which rows that are done look on, against the one that leaves them out."""
+    policy, tables = random_policy(1), tables_of(tasks)
+    with torch.no_grad():
+        policy.type_head.second.bias.zero_()
+    states = random_states(tables, 30, 5, density=0.5)
+    states.mask[:3] = False
+    noise = torch.zeros(32, 30, tables.edges.shape[1])
+    greedy = policy.act(tables, states, greedy=True)
+    with torch.no_grad():
+        decided, log_prob, value = policy._act(tables, states, _Noise(recorded=noise))
+    assert (decided[:, 2:].numpy() == greedy.actions.edges).all() and (decided[:, 0].numpy() == greedy.actions.type).all()
+    assert torch.allclose(log_prob, greedy.log_prob) and torch.allclose(value, greedy.value)
+    with torch.no_grad():
+        drawn, log_prob, _ = policy._act(tables, states, _Noise(recorded=noise.exponential_().log_().neg_()))
+    result = policy.evaluate(tables, states, drawn[:, 0], drawn[:, 2:], drawn[:, 1])
+    assert torch.allclose(result.log_prob, log_prob, rtol=0, atol=1e-12)
+    assert len(drawn[:, 0].unique()) > 2
+
+
 def test_actions_are_legal(tasks):
     policy, tables = random_policy(3), tables_of(tasks)
     states = random_states(tables, 80, 1, density=0.15)
@@ -91,28 +136,26 @@ def test_probabilities_of_all_ordered_picks_add_up_to_one(tasks):
     with torch.no_grad():
         kind = torch.full((len(orders),), 2)
         log_prob = policy.evaluate(tables, many, kind, edges, torch.zeros_like(kind)).log_prob
-        of_type = policy._type_log_probs(_context(policy, tables, many), many)[0, 2]
+        of_type = slow_policy.type_log_probs(policy, tables, States(many.task[:1], many.mask[:1], many.globals[:1]))[2]
         total = (log_prob - of_type).exp().sum()
         assert abs(total - 1) < 1e-12
         # and over everything: stop, one edge, three edges, a component
         singles = torch.full((5, 30), -1)
         singles[:, 0] = alive
         ones = States(states.task.repeat(5), mask.repeat(5, 1), states.globals.repeat(5, 1))
-        p_one = policy.evaluate(tables, ones, torch.ones(5, dtype=torch.int64), singles, torch.zeros(5, dtype=torch.int64)).log_prob
+        p_one = policy.evaluate(
+            tables, ones, torch.ones(5, dtype=torch.int64), singles, torch.zeros(5, dtype=torch.int64)
+        ).log_prob
         M = int(tables.n_nodes[states.task[0]])
         nodes = States(states.task.repeat(M), mask.repeat(M, 1), states.globals.repeat(M, 1))
         nothing = torch.full((M, 30), -1)
         p_node = policy.evaluate(tables, nodes, torch.full((M,), NODE), nothing, torch.arange(M)).log_prob
         stop = States(states.task, mask, states.globals)
-        p_stop = policy.evaluate(tables, stop, torch.zeros(1, dtype=torch.int64), nothing[:1], torch.zeros(1, dtype=torch.int64)).log_prob
+        p_stop = policy.evaluate(
+            tables, stop, torch.zeros(1, dtype=torch.int64), nothing[:1], torch.zeros(1, dtype=torch.int64)
+        ).log_prob
         whole = log_prob.exp().sum() + p_one.exp().sum() + p_node.exp().sum() + p_stop.exp().sum()
         assert abs(whole - 1) < 1e-12
-
-
-def _context(policy, tables, states):
-    from mechrl.rl.policy import _Trunk
-
-    return _Trunk(policy, tables).context(states)
 
 
 def test_the_order_of_candidates_does_not_matter(tasks):
@@ -147,7 +190,7 @@ def test_chunks_do_not_matter(tasks, monkeypatch):
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
     whole = replay(policy, tables, states, choice)
     (g,) = torch.autograd.grad(whole.log_prob.sum(), policy.edge_embedding.first.weight)
-    monkeypatch.setattr("mechrl.rl.policy._STATES_PER_CHUNK", 1)
+    monkeypatch.setattr(kernels, "_CHUNK", 1)
     parts = replay(policy, tables, states, choice)
     (h,) = torch.autograd.grad(parts.log_prob.sum(), policy.edge_embedding.first.weight)
     assert torch.allclose(whole.log_prob, parts.log_prob, atol=1e-12) and torch.allclose(g, h, atol=1e-12)
@@ -156,8 +199,8 @@ def test_chunks_do_not_matter(tasks, monkeypatch):
 def test_gradients_agree_with_finite_differences(tasks):
     policy, tables = random_policy(), tables_of(tasks)
     with torch.no_grad():
-        policy.type_head.second.bias.copy_(torch.tensor([-5.0, 0, 0, 0, -5, 1]))  # components and edges are both chosen
-    states = random_states(tables, 8, 6)
+        policy.type_head.second.bias.copy_(torch.tensor([-5.0, 1, 0, 0, -5, 1]))  # components and edges are both chosen
+    states = random_states(tables, 12, 6)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
     assert NODE in choice.actions.type and len(set(choice.actions.type)) > 2
 
@@ -167,7 +210,8 @@ def test_gradients_agree_with_finite_differences(tasks):
 
     total().backward()
     for parameter in policy.parameters():
-        flat, grad = parameter.data.view(-1), parameter.grad.view(-1)
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad  # a bias that raises all scores alike
+        flat, grad = parameter.data.view(-1), grad.view(-1)
         i = int(grad.abs().argmax())
         before, h = flat[i].item(), 1e-6
         with torch.no_grad():
@@ -203,8 +247,6 @@ def test_an_untrained_agent_does_not_stop_at_once():
 
 
 def test_draws_follow_their_probabilities():
-    from mechrl.rl.policy import _gumbel_argmax
-
     p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    draws = _gumbel_argmax(p.log().repeat(40_000, 1), torch.Generator().manual_seed(0))
+    draws = _Noise(torch.Generator().manual_seed(0)).draw(p.log().repeat(40_000, 1), 0)
     assert torch.bincount(draws, minlength=5) / 40_000 == pytest.approx(p.numpy(), abs=0.01)

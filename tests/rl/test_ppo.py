@@ -11,8 +11,8 @@ import torch
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.rl.env import RewardSettings, make_task
-from mechrl.rl.policy import Policy, PolicyConfig
-from mechrl.rl.ppo import PPOConfig, Trainer, gae, whiten
+from mechrl.rl.policy import Layout, Policy, PolicyConfig
+from mechrl.rl.ppo import PPOConfig, Rollout, Trainer, gae, whiten
 from tests.planted import planted_chain
 from tests.rl.tasks import small_task
 from tests.tiny import TinyPairs
@@ -51,20 +51,73 @@ def test_whitening_is_per_behaviour():
     assert white[task == 1] == pytest.approx([-1, 1]) and white[task == 2] == pytest.approx([0])
 
 
-def test_without_conflicts_the_gradient_is_ppos(monkeypatch):
-    run = trainer()
+def in_double(run: Trainer) -> Rollout:
+    """A rollout, and from then on everything in float64."""
+    with torch.no_grad():
+        run.policy.type_head.second.bias.zero_()  # all types occur
     rollout, _ = run._collect()
-    rows = torch.arange(32)
-    whole, _ = Trainer._gradient(_with(run, deconflict=False), rollout, rows)
-    monkeypatch.setattr("mechrl.rl.ppo.pcgrad", lambda gradients, rng: gradients.sum(0))
-    parts, _ = run._gradient(rollout, rows)
-    assert torch.allclose(whole, parts, atol=1e-6)
+    run.policy.double()
+    with torch.no_grad():
+        for p in run.policy.parameters():
+            p.add_(
+                0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            )  # so that ratios differ
+    t = run.tables
+    run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
+    states = replace(rollout.record.states, globals=rollout.record.states.globals.double())
+    numbers = {name: getattr(rollout, name).double() for name in ("log_prob", "advantage", "target")}
+    return replace(rollout, record=replace(rollout.record, states=states), **numbers)
 
 
-def _with(run: Trainer, **changes) -> Trainer:
-    other = object.__new__(Trainer)
-    other.__dict__ = run.__dict__ | {"config": replace(run.config, **changes)}
-    return other
+def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
+    """[P] PPO's loss on these samples as it is written in the papers, and its backward pass."""
+    config, record = run.config, rollout.record
+    now = run.policy.evaluate(
+        run.tables, record.states[torch.from_numpy(rows)], record.kind[rows], record.edges[rows], record.node[rows]
+    )
+    ratio = (now.log_prob - rollout.log_prob[rows]).exp()
+    A = rollout.advantage[rows]
+    policy = -torch.minimum(ratio * A, ratio.clamp(1 - config.clip, 1 + config.clip) * A).mean()
+    value = 0.5 * (now.value - rollout.target[rows]).square().mean()
+    loss = policy + config.value * value - config.entropy * now.entropy.mean()
+    parts = torch.autograd.grad(loss, run.parameters, allow_unused=True)
+    flat = [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(run.parameters, parts, strict=True)]
+    kl, clipped = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > config.clip).double().mean()
+    return torch.cat(flat), [x.item() for x in (policy, value, now.entropy.mean(), kl, clipped)]
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_one_backward_pass_gives_every_behaviours_gradient(size):
+    run = trainer()
+    rollout = in_double(run)
+    rows = np.random.default_rng(0).permutation(32)[:size]
+    layout = Layout.of(rollout.task, rollout.kind, rows, 2, "cpu")
+    gradients, scalars = run._gradients(rollout, layout)
+    for t in range(2):
+        mine = rows[rollout.task[rows] == t]
+        expected = naive_gradient(run, rollout, mine)[0] * len(mine) / size if len(mine) else torch.zeros_like(gradients[t])
+        assert torch.allclose(gradients[t], expected, rtol=0, atol=1e-12)
+    whole, means = naive_gradient(run, rollout, rows)
+    assert torch.allclose(gradients.sum(0), whole, rtol=0, atol=1e-12)  # without conflicts it is PPO's
+    assert scalars.tolist() == pytest.approx(means, abs=1e-12)
+    if size == 32:
+        assert len(set(rollout.kind)) == 6 and 0 < means[4] < 1
+
+
+def timeless(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not key.startswith("time/")}
+
+
+def test_ended_episodes_are_reported_by_behaviour():
+    run = trainer(replace(SMALL, iterations=6))
+    rows = list(run.run())
+    for row in rows:
+        names = [task.name for task in run.tasks if f"behaviour/{task.name}/f" in row]
+        assert bool(names) == bool(row["episodes"])
+        for key in ("return", "f", "edges"):
+            parts = [row[f"behaviour/{name}/{key}"] for name in names]
+            assert not parts or min(parts) - 1e-9 <= row[f"episode/{key}"] <= max(parts) + 1e-9
+    assert any(row["episodes"] for row in rows)
 
 
 def test_resume_equals_a_straight_run(tmp_path):
@@ -77,7 +130,8 @@ def test_resume_equals_a_straight_run(tmp_path):
     second = trainer(seed=5)  # other weights, to be overwritten
     second.load(tmp_path / "run.safetensors")
     after = list(second.run())
-    assert before + after == rows
+    assert [timeless(r) for r in before + after] == [timeless(r) for r in rows]
+    assert all(r[f"time/{part}"] > 0 for r in rows for part in ("act", "engine", "update"))
     for a, b in zip(straight.parameters, second.parameters, strict=True):
         assert torch.equal(a, b)
     with pytest.raises(MechRLError, match="other settings"):

@@ -304,7 +304,7 @@ if triton is not None:
         a = tl.load(first + tile, mask=inside, other=0.0)
         d_score += g * U * K + k
         shift += g * U * H + h
-        n = tl.load(count + g)
+        n = tl.load(count + g).to(tl.int32)
         sums = tl.zeros([block_h, block_k], dtype=tl.float32)
         for step in range(0, n, unroll):
             for j in tl.static_range(unroll):

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mechrl.rl.kernels import project
 
-def pcgrad(gradients: Tensor, rng: np.random.Generator) -> Tensor:
-    """[P] the sum of the projected gradients [T, P]. Without conflicts it is their sum."""
-    gram = (gradients.double() @ gradients.double().T).cpu().numpy()
-    T = len(gram)
-    coefficients = np.eye(T)  # row i: the projected gradient i in terms of the originals
-    for i in range(T):
-        for j in rng.permutation(T):
-            dot = coefficients[i] @ gram[:, j]
-            if j != i and dot < 0:  # a zero gradient has no negative product, so nothing is divided by zero
-                coefficients[i, j] -= dot / gram[j, j]
-    weights = torch.from_numpy(coefficients.sum(0)).to(gradients)
-    return weights @ gradients
+
+def orders(T: int, rng: np.random.Generator) -> np.ndarray:
+    """[T, T] for every gradient an order of all."""
+    return np.stack([rng.permutation(T) for _ in range(T)])
+
+
+def pcgrad(gradients: Tensor, order: Tensor) -> Tensor:
+    """[P] the sum of the projected gradients [T, P], each projected in its own order [T, T]. Without conflicts it is their sum."""
+    exact = gradients.to(torch.float64)
+    return project(exact @ exact.T, order).sum(0).to(gradients.dtype) @ gradients

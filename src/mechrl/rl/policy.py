@@ -9,9 +9,12 @@ own, the mask without the p − 1 edges picked so far (the fraction of edges pre
 log-probability is that of its type plus, for every pick, that of one edge in one such state, and replaying an update's
 actions is evaluating all those states at once: no loop over picks, the order is part of the action.
 
-Memory: an edge's embedding depends only on its behaviour and on whether it is alive, so there are two tables per behaviour and no
-per-state embedding. The maximum is searched without gradients and read off the tables with them. Dead edges are masked out of the
-edge head, whose first layer splits into a table (alive edges) and a vector (context) that are added.
+Memory: an edge is alive or dead, a component has 0 … degree edges left, and nothing else of them changes. So there is one table of
+embeddings per behaviour, with 2K rows for edges and K + M for components, and a state is a choice of rows. What must be computed for
+every state and edge is in `kernels.py`.
+
+Gradients per behaviour: all weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. The gradient
+with respect to the copies is what PCGrad needs, from one forward and one backward pass.
 """
 
 from __future__ import annotations
@@ -19,18 +22,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NODE, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE
 
-_STATES_PER_CHUNK = 2**28  # numbers in one [states, K, H] tensor
+_GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
+
+Weights = dict[str, Tensor]  # the policy's parameters with a leading axis, one copy per group
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,61 @@ class Tables:
         arrays = (edges, nodes, parent, np.array([t.K for t in tasks]), np.array([t.M for t in tasks]), degree)
         return Tables(*(torch.from_numpy(a).to(device) for a in arrays))
 
+    # what the embeddings are computed from, row by row
+
+    @cached_property
+    def edge_inputs(self) -> Tensor:
+        """[T, 2K, 17] every edge alive, then every edge dead."""
+        flag = torch.ones_like(self.edges[..., :1])
+        return torch.cat([torch.cat([self.edges, flag], -1), torch.cat([self.edges, 0 * flag], -1)], 1)
+
+    @cached_property
+    def node_start(self) -> Tensor:
+        """[T, M] where a node's rows begin: one for every number of edges that it may have left, 0 … degree."""
+        sizes = self._node_sizes
+        return sizes.cumsum(1) - sizes
+
+    @cached_property
+    def node_inputs(self) -> Tensor:
+        """[T, R, 8]"""
+        ends = self._node_sizes.cumsum(1)
+        row = torch.arange(int(ends[:, -1].max()), device=ends.device).expand(len(ends), -1).contiguous()
+        node = torch.searchsorted(ends, row, right=True).clamp_max(ends.shape[1] - 1)
+        fraction = (row - self.node_start.gather(1, node)) / self.degree.gather(1, node)
+        of_node = self.nodes.gather(1, node[..., None].expand(-1, -1, N_NODE))
+        return torch.cat([of_node, fraction[..., None]], -1)
+
+    @cached_property
+    def real_edges(self) -> Tensor:
+        return torch.arange(self.edges.shape[1], device=self.edges.device) < self.n_edges[:, None]  # [T, K]
+
+    @cached_property
+    def real_nodes(self) -> Tensor:
+        return torch.arange(self.nodes.shape[1], device=self.nodes.device) < self.n_nodes[:, None]  # [T, M]
+
+    @cached_property
+    def _node_sizes(self) -> Tensor:
+        return torch.where(self.real_nodes, self.degree.long() + 1, 0)
+
+    @cached_property
+    def _dead_rows(self) -> Tensor:
+        K = self.edges.shape[1]
+        return torch.where(self.real_edges, torch.arange(K, 2 * K, device=self.edges.device), 2 * K)
+
+    def edge_rows(self, task: Tensor, mask: Tensor) -> Tensor:
+        """The rows [..., K] that states with these masks [..., K] consist of; `task` is shaped like the leading dimensions."""
+        K = mask.shape[-1]
+        return torch.where(mask, torch.arange(K, device=mask.device), self._dead_rows[task])
+
+    def node_rows(self, task: Tensor, alive: Tensor) -> Tensor:
+        """The rows [n, M] of states [n] with so many edges alive out of every node [n, M]."""
+        return torch.where(self.real_nodes[task], self.node_start[task] + alive, self.node_inputs.shape[1])
+
+    def alive_of_node(self, task: Tensor, mask: Tensor) -> Tensor:
+        """[n, M] int64"""
+        alive = torch.zeros(len(task), self.nodes.shape[1], dtype=torch.int64, device=task.device)
+        return alive.scatter_add_(1, self.parent[task], mask.long())
+
 
 @dataclass(frozen=True)
 class States:
@@ -97,20 +158,101 @@ class Evaluation:
     value: Tensor  # [n]
 
 
-class Perceptron(nn.Module):
-    """[in, H, out] with a ReLU in between: and, without `gain`, one at the end. Orthogonal start; `gain` is that of an output."""
+@dataclass(frozen=True)
+class Record:
+    """States and the actions taken there, and from both every state that was passed through while picking."""
 
-    def __init__(self, n_in: int, width: int, n_out: int, gain: float | None = None) -> None:
+    states: States  # [N]
+    kind: Tensor  # [N]
+    edges: Tensor  # [N, 30]
+    node: Tensor  # [N]
+    life: Tensor  # [N, K] int8: before its p-th pick, p = 0 …, edge k of a sample is alive iff life > p
+    node_rows: Tensor  # [N, 30, M] rows of the node table before the p-th pick
+
+    @staticmethod
+    def of(tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Record:
+        task, (N, K), M = states.task, states.mask.shape, tables.nodes.shape[1]
+        number = torch.arange(MAX_PICKS, device=kind.device)
+        picked = number < _n_picks(kind)[:, None]  # [N, 30]
+        life = torch.where(states.mask, 127, 0).to(torch.int8)
+        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for picks that are none
+        life.scatter_(1, torch.where(picked, edges, K), (number + 1).to(torch.int8).expand(N, -1))
+        parent = tables.parent[task].gather(1, edges.clamp_min(0))
+        cut = torch.zeros(N, MAX_PICKS, M, dtype=torch.int64, device=kind.device)
+        cut.scatter_(2, parent[..., None], picked[..., None].long())
+        alive = tables.alive_of_node(task, states.mask)[:, None] - (cut.cumsum(1) - cut)
+        rows = tables.node_rows(task.repeat_interleave(MAX_PICKS), alive.view(-1, M)).view(N, MAX_PICKS, M)
+        return Record(states, kind, edges, node, life[:, :K], rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where samples of a record stand when they are sorted by behaviour: [T, U] states, of which the first B columns are the samples
+    themselves (before their first pick) and the others the states before later picks; short rows are padded with sample 0."""
+
+    row: Tensor  # [T, U] of the record
+    pick: Tensor  # [T, U] number p of the pick
+    n_picks: Tensor  # [T, U] of the sample; 0 for padding
+    owner: Tensor  # [T, U] column of the state's sample, < B
+    real: Tensor  # [T, B] 1 for a sample, 0 for padding
+    count: Tensor  # [T] columns up to the last that is not padding
+    node_column: Tensor  # [T, N] the samples that cut a node, padded with column 0 ...
+    node_real: Tensor  # [T, N] ... and 0 here
+    place: Tensor  # [n] where the samples are in [T · B], in the order in which they were given
+
+    @property
+    def n_samples(self) -> int:
+        """B"""
+        return self.real.shape[1]
+
+    @staticmethod
+    def of(task: np.ndarray, kind: np.ndarray, rows: np.ndarray, T: int, device: torch.device | str) -> Layout:
+        """For the samples `rows`; `task` and `kind` are the whole record's. On the host, and one transfer."""
+        task, kind = task[rows], kind[rows]
+        n_picks = np.array(BATCH_SIZES)[kind]
+        column, B = _columns(task, T)
+        later = np.repeat(np.arange(len(rows)), np.maximum(n_picks - 1, 0))
+        pick = np.arange(len(later)) - np.searchsorted(later, later) + 1
+        place, n_later = _columns(task[later], T)
+        U = B + n_later
+        table = np.zeros((4, T, U), np.int64)
+        table[:, task, column] = np.stack([rows, 0 * rows, n_picks, column])
+        table[:, task[later], B + place] = np.stack([rows[later], pick, n_picks[later], column[later]])
+        real = np.zeros((T, B), np.int64)
+        real[task, column] = 1
+        count = np.where(
+            np.bincount(task[later], minlength=T) > 0, B + np.bincount(task[later], minlength=T), np.bincount(task, minlength=T)
+        )
+        cuts_node = np.flatnonzero(kind == NODE)
+        place, width = _columns(task[cuts_node], T)
+        nodes = np.zeros((2, T, width), np.int64)
+        nodes[:, task[cuts_node], place] = np.stack([column[cuts_node], np.ones_like(cuts_node)])
+        parts = (*table, real, count, *nodes, task * B + column)
+        packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+        if torch.device(device).type == "cuda":
+            packed = packed.pin_memory().to(device, non_blocking=True)
+        split = packed.split([part.size for part in parts])
+        return Layout(*(x.view(part.shape) for x, part in zip(split, parts, strict=True)))
+
+
+def _columns(group: np.ndarray, n_groups: int) -> tuple[np.ndarray, int]:
+    """How many of its group stand before each; the size of the largest group."""
+    order = np.argsort(group, kind="stable")
+    sizes = np.bincount(group, minlength=n_groups)
+    column = np.empty(len(group), np.int64)
+    column[order] = np.arange(len(group)) - (np.cumsum(sizes) - sizes)[group[order]]
+    return column, int(sizes.max())
+
+
+class Perceptron(nn.Module):
+    """The parameters of a layer [in, H], a ReLU and a layer [H, out]. Orthogonal start; `gain` is that of the second layer."""
+
+    def __init__(self, n_in: int, width: int, n_out: int, gain: float = math.sqrt(2)) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(n_in, width), nn.Linear(width, n_out)
-        self.is_output = gain is not None
-        for linear, scale in ((self.first, math.sqrt(2)), (self.second, math.sqrt(2) if gain is None else gain)):
+        for linear, scale in ((self.first, math.sqrt(2)), (self.second, gain)):
             nn.init.orthogonal_(linear.weight, scale)
             nn.init.zeros_(linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.second(torch.relu(self.first(x)))
-        return x if self.is_output else torch.relu(x)
 
 
 class Policy(nn.Module):
@@ -130,98 +272,81 @@ class Policy(nn.Module):
         with torch.no_grad():
             self.type_head.second.bias[0] = config.stop_bias
             self.type_head.second.bias[1] = config.cut_1_bias
+        self._graphs: dict[tuple[int, ...], _ActGraph] = {}
+
+    def weights(self, n: int) -> Weights:
+        """The parameters, n times, as views."""
+        return {name: p.expand(n, *p.shape) for name, p in self.named_parameters()}
 
     # ---- acting -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def act(self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
         """Draws an action for every state; `greedy` takes the likeliest type and picks instead."""
+        if states.mask.is_cuda:
+            key = (len(states), tables.edges.data_ptr(), self.type_head.first.weight.data_ptr())
+            if key not in self._graphs:
+                while len(self._graphs) >= _GRAPHS:
+                    del self._graphs[next(iter(self._graphs))]
+                self._graphs[key] = _ActGraph(self, tables, states)
+            decided, log_prob, value = self._graphs[key](states, generator, greedy)
+        else:
+            decided, log_prob, value = self._act(tables, states, _Noise(generator, greedy))
+        host = decided.cpu().numpy()
+        return Choice(Actions(host[:, 0], host[:, 2:], host[:, 1]), log_prob, value)
 
-        def draw(log_probs: Tensor) -> Tensor:
-            return log_probs.argmax(-1) if greedy else _gumbel_argmax(log_probs, generator)
-
-        trunk = _Trunk(self, tables)
-        context = trunk.context(states)
-        type_log_probs = self._type_log_probs(context, states)
-        kind = draw(type_log_probs)
-        log_prob = type_log_probs.gather(1, kind[:, None])[:, 0]
-        edges = torch.full((len(states), MAX_PICKS), -1, device=kind.device)
-        node = torch.zeros_like(kind)
-
-        cuts_node = (kind == NODE).nonzero()[:, 0]
-        if len(cuts_node):
-            of_nodes = trunk.node_log_probs(states[cuts_node], context[cuts_node])
-            node[cuts_node] = draw(of_nodes)
-            log_prob[cuts_node] += of_nodes.gather(1, node[cuts_node, None])[:, 0]
-
-        n_picks = torch.tensor(BATCH_SIZES, device=kind.device)[kind]
+    def _act(self, tables: Tables, states: States, noise: _Noise) -> tuple[Tensor, Tensor, Tensor]:
+        """[n, 32] type, node and picks; log-probabilities; values. With `noise.recorded` there is no word between host and device: the loop
+        is always the longest, and rows that are done with it look on."""
+        trunk = _Trunk(self.weights(len(tables.edges)), tables)
+        task, n = states.task, len(states)
         mask, present = states.mask.clone(), states.globals.clone()
-        for p in range(int(n_picks.max())):
-            rows = (n_picks > p).nonzero()[:, 0]
-            here = States(states.task[rows], mask[rows], present[rows])
-            of_edges = trunk.edge_log_probs(here, context[rows] if p == 0 else trunk.context(here))
-            pick = draw(of_edges)
-            log_prob[rows] += of_edges.gather(1, pick[:, None])[:, 0]
-            edges[rows, p] = pick
-            mask[rows, pick] = False
-            present[rows, 2] -= 1 / tables.n_edges[here.task].float()
-        value = self.value_head(context)[:, 0]
-        return Choice(Actions(kind.cpu().numpy(), edges.cpu().numpy(), node.cpu().numpy()), log_prob, value)
+        node_rows = tables.node_rows(task, tables.alive_of_node(task, mask))
+        context = trunk.context_of(task, mask, node_rows, present)
+        type_log_probs = trunk.type_log_probs(context, mask.sum(1)[None])[0]
+        kind = noise.draw(type_log_probs, MAX_PICKS)
+        of_nodes = trunk.node_log_probs(task[None], node_rows[None], context)[0]
+        node = noise.draw(of_nodes, MAX_PICKS + 1)
+        cuts_node = kind == NODE
+        log_prob = _chosen(type_log_probs, kind) + torch.where(cuts_node, _chosen(of_nodes, node), 0.0)
+        node = torch.where(cuts_node, node, 0)
+
+        n_picks = _n_picks(kind)
+        edges = torch.full((n, MAX_PICKS), -1, device=kind.device)
+        rows: slice | Tensor = slice(None)
+        for p in range(MAX_PICKS if noise.recorded is not None else int(n_picks.max())):
+            if noise.recorded is None:
+                rows = (n_picks > p).nonzero()[:, 0]
+            t, m, of_node = task[rows], mask[rows], node_rows[rows]
+            c = context[:, rows] if p == 0 else trunk.context_of(t, m, of_node, present[rows])
+            of_edges = trunk.edge_log_probs(t, m, c)
+            pick = noise.draw(of_edges, p)
+            picks = n_picks[rows] > p
+            log_prob[rows] += torch.where(picks, _chosen(of_edges, pick), 0.0)
+            edges[rows, p] = torch.where(picks, pick, -1)
+            place = pick[:, None]
+            mask[rows] = m.scatter(1, place, m.gather(1, place) & ~picks[:, None])
+            parent = tables.parent[t, pick][:, None]
+            node_rows[rows] = of_node.scatter_add(1, parent, -picks[:, None].long())
+            present[rows, 2] -= picks.to(present.dtype) / tables.n_edges[t]
+        value = trunk.value(context)[0]
+        return torch.cat([kind[:, None], node[:, None], edges], 1), log_prob, value
+
+    @torch.no_grad()
+    def value(self, tables: Tables, states: States) -> Tensor:
+        """[n]"""
+        trunk = _Trunk(self.weights(len(tables.edges)), tables)
+        node_rows = tables.node_rows(states.task, tables.alive_of_node(states.task, states.mask))
+        return trunk.value(trunk.context_of(states.task, states.mask, node_rows, states.globals))[0]
 
     # ---- replaying --------------------------------------------------------------------------------------------------
 
     def evaluate(self, tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Evaluation:
         """Log-probability, entropy and value of given actions: type [n], ordered picks [n, 30], node [n]."""
-        trunk = _Trunk(self, tables)
-        context = trunk.context(states)
-        type_log_probs = self._type_log_probs(context, states)
-        log_prob = type_log_probs.gather(1, kind[:, None])[:, 0]
-        entropy = _entropy(type_log_probs)
-
-        cuts_node = (kind == NODE).nonzero()[:, 0]
-        if len(cuts_node):
-            of_nodes = trunk.node_log_probs(states[cuts_node], context[cuts_node])
-            log_prob = log_prob.index_add(0, cuts_node, of_nodes.gather(1, node[cuts_node, None])[:, 0])
-            entropy = entropy.index_add(0, cuts_node, _entropy(of_nodes))
-
-        # every pick is an edge chosen in a state of its own: (sample, p) for p = 0 … N − 1
-        n_picks = torch.tensor(BATCH_SIZES, device=kind.device)[kind]
-        sample = torch.repeat_interleave(torch.arange(len(kind), device=kind.device), n_picks)
-        if len(sample):
-            first = n_picks.cumsum(0) - n_picks
-            p = torch.arange(len(sample), device=kind.device) - first[sample]
-            picked, pick_entropy = self._replay(trunk, states, context, sample, p, edges)
-            log_prob = log_prob.index_add(0, sample, picked)
-            entropy = entropy.index_add(0, sample, pick_entropy / n_picks[sample])
-        return Evaluation(log_prob, entropy, self.value_head(context)[:, 0])
-
-    def _replay(
-        self, trunk: _Trunk, states: States, context: Tensor, sample: Tensor, p: Tensor, edges: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of pick `p` of `sample`, for many of them."""
-        step = max(1, _STATES_PER_CHUNK // (states.mask.shape[1] * self.config.width))
-        log_probs, entropies = [], []
-        for i in range(0, len(sample), step):
-            s, q = sample[i : i + step], p[i : i + step]
-            mask, present = states.mask[s].clone(), states.globals[s].clone()
-            earlier = torch.arange(MAX_PICKS, device=s.device) < q[:, None]  # [., 30]
-            row, column = earlier.nonzero(as_tuple=True)
-            mask[row, edges[s[row], column]] = False
-            present[:, 2] -= q / trunk.tables.n_edges[states.task[s]].float()
-            here = States(states.task[s], mask, present)
-            first = (q == 0).nonzero()[:, 0]
-            # the first pick's context is the state's own: reading it there keeps both in one graph
-            c = trunk.context(here).index_copy(0, first, context[s[first]])
-            of_edges = trunk.edge_log_probs(here, c)
-            log_probs.append(of_edges.gather(1, edges[s, q][:, None])[:, 0])
-            entropies.append(_entropy(of_edges))
-        return torch.cat(log_probs), torch.cat(entropies)
-
-    def _type_log_probs(self, context: Tensor, states: States) -> Tensor:
-        """[n, 6] no batch larger than what is alive, no node cut when nothing is; stopping is always legal."""
-        alive = states.mask.sum(1, keepdim=True)
-        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1], device=context.device)
-        return self.type_head(context).masked_fill(alive < needs, -math.inf).log_softmax(-1)
+        T = len(tables.edges)
+        layout = Layout.of(states.task.cpu().numpy(), kind.cpu().numpy(), np.arange(len(kind)), T, kind.device)
+        found = replay(self.weights(T), tables, Record.of(tables, states, kind, edges, node), layout)
+        return Evaluation(*(x.flatten()[layout.place] for x in (found.log_prob, found.entropy, found.value)))
 
     # ---- on disk ----------------------------------------------------------------------------------------------------
 
@@ -238,90 +363,182 @@ class Policy(nn.Module):
         return policy.to(device)
 
 
+def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:
+    """`Policy.evaluate` with weights of its own for every behaviour, on samples laid out by behaviour: all results are [T, B]."""
+    trunk, B = _Trunk(weights, tables), layout.n_samples
+    group = torch.arange(len(tables.edges), device=layout.row.device)
+    alive = record.life[layout.row] > layout.pick[..., None]  # [T, U, K]
+    node_rows = record.node_rows[layout.row, layout.pick]  # [T, U, M]
+    values = record.states.globals[layout.row]
+    values[..., 2] -= layout.pick.to(values.dtype) / tables.n_edges[:, None]
+    edge_rows = tables.edge_rows(group[:, None], alive)
+    pooled_edges = kernels.Pool.apply(trunk.edge_table, edge_rows, group, layout.count)
+    pooled_nodes = kernels.Pool.apply(trunk.node_table, node_rows, group, layout.count)
+    context = trunk.context(group[:, None], pooled_edges, pooled_nodes, values)  # [T, U, H]
+    own = context[:, :B]
+
+    type_log_probs = trunk.type_log_probs(own, alive[:, :B].sum(-1))
+    kind = record.kind[layout.row[:, :B]]
+    log_prob, entropy = _chosen(type_log_probs, kind), _entropy(type_log_probs)
+
+    if layout.node_column.shape[1]:
+        column, real = layout.node_column, layout.node_real.bool()
+        sample = layout.row.gather(1, column)
+        c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
+        # padding may choose among all nodes: there is always one, and its probability goes nowhere
+        of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), record.node_rows[sample, 0], c, free=~real)
+        chosen = torch.where(real, _chosen(of_nodes, torch.where(real, record.node[sample], 0)), 0.0)
+        log_prob = log_prob.scatter_add(1, column, chosen)
+        entropy = entropy.scatter_add(1, column, torch.where(real, _entropy(of_nodes), 0.0))
+
+    picks = layout.n_picks > 0
+    edge = torch.where(picks, record.edges[layout.row, layout.pick], 0)
+    first, shift, weight = trunk.edge_head(context)
+    of_picks = kernels.Picks.apply(first, shift, weight, alive | ~picks[..., None], edge, group, layout.count)
+    picked, pick_entropy = (torch.where(picks, x, 0.0) for x in of_picks)
+    log_prob = log_prob.scatter_add(1, layout.owner, picked)
+    entropy = entropy.scatter_add(1, layout.owner, pick_entropy / layout.n_picks.clamp_min(1))
+    return Evaluation(log_prob, entropy, trunk.value(own))
+
+
 class _Trunk:
-    """The tables of embeddings for the network as it is now, and what is read off them."""
+    """The tables of embeddings for given weights, and what is read off them. States are [G, U] with weights of their own for every group,
+    or [1, n] with everybody's."""
 
-    def __init__(self, policy: Policy, tables: Tables) -> None:
-        self.policy, self.tables = policy, tables
-        T, K, _ = tables.edges.shape
-        flag = tables.edges.new_ones(T, K, 1)
-        self.alive = policy.edge_embedding(torch.cat([tables.edges, flag], -1))  # [T, K, H]
-        self.dead = policy.edge_embedding(torch.cat([tables.edges, 0 * flag], -1))
-        self.real = torch.arange(K, device=flag.device) < tables.n_edges[:, None]  # [T, K]
-        self.dead_sum = (self.dead * self.real[..., None]).sum(1)  # [T, H]
-        H = policy.config.width
-        self.edge_first = self.alive @ policy.edge_head.first.weight[:, :H].T  # [T, K, H] the edge head's first layer, without the context
+    def __init__(self, weights: Weights, tables: Tables) -> None:
+        self.weights, self.tables = weights, tables
+        self.edge_table = self._mlp("edge_embedding", tables.edge_inputs).relu()  # [T, 2K, H]
+        self.node_table = self._mlp("node_embedding", tables.node_inputs).relu()  # [T, R, H]
 
-    def context(self, states: States) -> Tensor:
-        """[n, H]"""
-        tables, task = self.tables, states.task
-        mean, maximum = self._pool_edges(states)
-        alive_of_node = torch.zeros(len(states), tables.nodes.shape[1], device=task.device)
-        alive_of_node.scatter_add_(1, tables.parent[task], states.mask.float())
-        nodes = self._nodes(states, alive_of_node)  # [n, M, H]
-        real = (torch.arange(nodes.shape[1], device=task.device) < tables.n_nodes[task][:, None])[..., None]
-        node_mean = (nodes * real).sum(1) / tables.n_nodes[task][:, None]
-        node_max = nodes.masked_fill(~real, -math.inf).amax(1)
-        return self.policy.context(torch.cat([mean, maximum, node_mean, node_max, states.globals], -1))
+    def _weight(self, name: str, groups: int) -> Tensor:
+        weight = self.weights[name]
+        return weight if len(weight) == groups else weight[:groups]
 
-    def edge_log_probs(self, states: States, context: Tensor) -> Tensor:
-        """[n, K] over the alive edges."""
-        head, H = self.policy.edge_head, self.policy.config.width
-        shift = context @ head.first.weight[:, H:].T + head.first.bias  # [n, H]
+    def _mlp(self, name: str, x: Tensor) -> Tensor:
+        for layer in ("first", "second"):
+            weight, bias = (self._weight(f"{name}.{layer}.{part}", len(x)) for part in ("weight", "bias"))
+            x = torch.baddbmm(bias[:, None], x.relu() if layer == "second" else x, weight.mT)
+        return x
 
-        def score(first: Tensor, shift: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            hidden = torch.relu(first[None] + shift[:, None])  # [n, K, H]
-            return (hidden @ weight + bias).masked_fill(~mask, -math.inf).log_softmax(-1)
+    def context(self, task: Tensor, edges: tuple[Tensor, Tensor], nodes: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
+        """[G, U, H] from sum and maximum over edges and over nodes."""
+        n_edges, n_nodes = self.tables.n_edges[task][..., None], self.tables.n_nodes[task][..., None]
+        pooled = torch.cat([edges[0] / n_edges, edges[1], nodes[0] / n_nodes, nodes[1], values], -1)
+        return self._mlp("context", pooled).relu()
 
-        result = context.new_zeros(len(states), states.mask.shape[1])
-        for t, rows in self._by_task(states):
-            arguments = (self.edge_first[t], shift[rows], states.mask[rows], head.second.weight[0], head.second.bias)
-            # recomputed in the backward pass: [n, K, H] for every pick would not fit
-            of_task = checkpoint(score, *arguments, use_reentrant=False) if torch.is_grad_enabled() else score(*arguments)
-            result = result.index_copy(0, rows, of_task)
-        return result
+    def context_of(self, task: Tensor, mask: Tensor, node_rows: Tensor, values: Tensor) -> Tensor:
+        """[1, n, H] for states [n]."""
+        one = torch.ones_like(task)
+        edges = kernels.pool(self.edge_table, self.tables.edge_rows(task, mask)[:, None], task, one)
+        nodes = kernels.pool(self.node_table, node_rows[:, None], task, one)
+        e_sum, e_max, n_sum, n_max = (x.transpose(0, 1) for x in (*edges[:2], *nodes[:2]))
+        return self.context(task[None], (e_sum, e_max), (n_sum, n_max), values[None])
 
-    def node_log_probs(self, states: States, context: Tensor) -> Tensor:
-        """[n, M] over the components with an alive edge."""
-        alive_of_node = torch.zeros(len(states), self.tables.nodes.shape[1], device=context.device)
-        alive_of_node.scatter_add_(1, self.tables.parent[states.task], states.mask.float())
-        nodes = self._nodes(states, alive_of_node)
-        both = torch.cat([nodes, context[:, None].expand(-1, nodes.shape[1], -1)], -1)
-        return self.policy.node_head(both)[..., 0].masked_fill(alive_of_node == 0, -math.inf).log_softmax(-1)
+    def type_log_probs(self, context: Tensor, alive: Tensor) -> Tensor:
+        """[G, U, 6] no batch larger than what is alive, no node cut when nothing is; stopping is always legal."""
+        needs = _constant((0, *BATCH_SIZES[1:NODE], 1), context.device)
+        return self._mlp("type_head", context).masked_fill(alive[..., None] < needs, -math.inf).log_softmax(-1)
 
-    def _nodes(self, states: States, alive_of_node: Tensor) -> Tensor:
-        fraction = alive_of_node / self.tables.degree[states.task]
-        return self.policy.node_embedding(torch.cat([self.tables.nodes[states.task], fraction[..., None]], -1))
+    def value(self, context: Tensor) -> Tensor:
+        return self._mlp("value_head", context)[..., 0]
 
-    def _pool_edges(self, states: States) -> tuple[Tensor, Tensor]:
-        """Mean and elementwise maximum [n, H] of the edge embeddings: alive rows where the mask is set, dead ones elsewhere."""
-        mean = self.alive.new_zeros(len(states), self.alive.shape[2])
-        maximum = torch.zeros_like(mean)
-        for t, rows in self._by_task(states):
-            mask = states.mask[rows]
-            total = self.dead_sum[t] + mask.to(mean.dtype) @ (self.alive[t] - self.dead[t])
-            mean = mean.index_copy(0, rows, total / self.tables.n_edges[t])
-            with torch.no_grad():
-                place = self._argmax(t, mask)  # [n, H]
-            top = torch.where(mask.gather(1, place), self.alive[t].gather(0, place), self.dead[t].gather(0, place))
-            maximum = maximum.index_copy(0, rows, top)
-        return mean, maximum
+    def _shift(self, head: str, context: Tensor) -> Tensor:
+        """[G, U, H] what the context adds to the first layer of the edge or node head."""
+        weight, bias = (self._weight(f"{head}.first.{part}", len(context)) for part in ("weight", "bias"))
+        return torch.baddbmm(bias[:, None], context, weight[..., context.shape[-1] :].mT)
 
-    def _argmax(self, t: int, mask: Tensor) -> Tensor:
-        """[n, H] where the maximum stands."""
-        alive, dead = self.alive[t], self.dead[t].masked_fill(~self.real[t][:, None], -math.inf)
-        step = max(1, _STATES_PER_CHUNK // alive.numel())
-        return torch.cat([torch.where(m[..., None], alive, dead).argmax(1) for m in mask.split(step)])
+    @cached_property
+    def _edge_first(self) -> Tensor:
+        """[T, H, K] what the alive edges add to it."""
+        K, H = self.tables.edges.shape[1], self.edge_table.shape[2]
+        return self.weights["edge_head.first.weight"][..., :H] @ self.edge_table[:, :K].mT
 
-    def _by_task(self, states: States) -> list[tuple[int, Tensor]]:
-        return [(t, (states.task == t).nonzero()[:, 0]) for t in states.task.unique().tolist()]
+    def edge_head(self, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """First layer on the edges [T, H, K] and on the contexts [G, U, H], to be added; second layer [G, H]. The second layer's bias
+        raises all scores alike: no probability depends on it."""
+        weight = self._weight("edge_head.second.weight", len(context))
+        return self._edge_first, self._shift("edge_head", context), weight[:, 0]
+
+    def edge_log_probs(self, task: Tensor, mask: Tensor, context: Tensor) -> Tensor:
+        """[n, K] over the alive edges, for states [n] with contexts [1, n, H]."""
+        first, shift, weight = self.edge_head(context)
+        score = kernels.scores(first, shift.transpose(0, 1), weight.expand(len(task), -1), task, torch.ones_like(task))
+        return score[:, 0].masked_fill(~mask, -math.inf).log_softmax(-1)
+
+    def node_log_probs(self, task: Tensor, rows: Tensor, context: Tensor, free: Tensor | None = None) -> Tensor:
+        """[G, U, M] over the components with an alive edge, for states of `task` [G, U] with node rows [G, U, M]. Where `free` [G, U] is
+        set over all of them."""
+        T, R, H = self.node_table.shape
+        first = (self.node_table @ self.weights["node_head.first.weight"][..., :H].mT).view(T * R, H)
+        index = task[..., None] * R + rows.clamp_max(R - 1)
+        of_rows = first.index_select(0, index.flatten()).view(*rows.shape, H)
+        hidden = (of_rows + self._shift("node_head", context)[:, :, None]).relu()
+        second = self._weight("node_head.second.weight", len(context))
+        score = (hidden.flatten(1, 2) @ second.mT).view(rows.shape)
+        illegal = (rows == self.tables.node_start[task]) | (rows == R)
+        if free is not None:
+            illegal = illegal & ~free[..., None]
+        return score.masked_fill(illegal, -math.inf).log_softmax(-1)
 
 
-def _gumbel_argmax(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A draw from each row's distribution; the generator lives where the numbers are."""
-    uniform = torch.rand(log_probs.shape, generator=generator, device=log_probs.device)
-    exponential = (-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20)
-    return (log_probs - exponential.log()).argmax(-1)
+class _Noise:
+    """Gumbel noise, which makes the largest of noisy log-probabilities a draw: fresh from the generator, which lives where the numbers
+    are, or recorded beforehand."""
+
+    def __init__(self, generator: torch.Generator | None = None, greedy: bool = False, recorded: Tensor | None = None) -> None:
+        self.generator, self.greedy, self.recorded = generator, greedy, recorded
+
+    def draw(self, log_probs: Tensor, number: int) -> Tensor:
+        if self.recorded is not None:
+            log_probs = log_probs + self.recorded[number, :, : log_probs.shape[-1]]
+        elif not self.greedy:
+            log_probs = log_probs - torch.empty_like(log_probs).exponential_(generator=self.generator).log_()
+        return log_probs.argmax(-1)
+
+
+class _ActGraph:
+    """`Policy._act` for so many states and these tables as one CUDA graph: its 30 picks are thousands of small kernels, which take the
+    host longer to launch than the device to run. It reads the weights where they are, so it follows training."""
+
+    def __init__(self, policy: Policy, tables: Tables, states: States) -> None:
+        self.tables = tables
+        self.states = States(states.task.clone(), states.mask.clone(), states.globals.clone())
+        width = max(states.mask.shape[1], tables.nodes.shape[1], len(ACTION_TYPES))
+        self.noise = torch.zeros(MAX_PICKS + 2, len(states), width, device=states.mask.device)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # compiles what must be compiled
+            policy._act(tables, self.states, _Noise(recorded=self.noise))
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = policy._act(tables, self.states, _Noise(recorded=self.noise))
+
+    def __call__(self, states: States, generator: torch.Generator | None, greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
+        self.states.task.copy_(states.task)
+        self.states.mask.copy_(states.mask)
+        self.states.globals.copy_(states.globals)
+        if greedy:
+            self.noise.zero_()
+        else:
+            self.noise.exponential_(generator=generator).log_().neg_()
+        self.graph.replay()
+        decided, log_prob, value = self.result
+        return decided, log_prob.clone(), value.clone()
+
+
+@lru_cache
+def _constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: a CUDA graph cannot wait for the host."""
+    return torch.tensor(numbers, device=device)
+
+
+def _n_picks(kind: Tensor) -> Tensor:
+    return _constant(BATCH_SIZES, kind.device)[kind]
+
+
+def _chosen(log_probs: Tensor, choice: Tensor) -> Tensor:
+    return log_probs.gather(-1, choice[..., None])[..., 0]
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -5,12 +5,18 @@ A rollout is `transitions` steps shared by `envs` environments; each episode dra
 task and visible in the state, so it is terminal for GAE. Advantages are whitened per behaviour. Every minibatch gives one
 gradient per behaviour in it, weighted by its share of the samples, so that without conflicts PCGrad's result is the
 ordinary PPO gradient.
+
+With a process group every rank runs its share of the environments, whose forward passes are what takes time. All else is done by everybody
+alike, on the gathered states and outcomes: it is bound by launches, of which sharing saves none, and so the number of ranks
+changes nothing in the result. Rank 0 hands round its gradient, since devices may add in different orders.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,14 +24,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from mechrl.errors import MechRLError
-from mechrl.rl.env import RewardSettings, Task, VectorEnv
-from mechrl.rl.pcgrad import pcgrad
-from mechrl.rl.policy import Policy, PolicyConfig, States, Tables
+from mechrl.rl.env import Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.pcgrad import orders, pcgrad
+from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
+
+_ENV = ("task", "mask", "f", "f_before", "step_count", "episode")  # an environment's state
 
 
 @dataclass(frozen=True)
@@ -56,20 +65,17 @@ class PPOConfig:
 
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of n environments, flattened to T · n transitions where a dimension is named N."""
+    """`transitions` states and actions, and what came of them."""
 
-    states: States  # [N]
-    kind: Tensor  # [N]
-    edges: Tensor  # [N, 30]
-    node: Tensor  # [N]
+    record: Record
     log_prob: Tensor  # [N]
     advantage: Tensor  # [N] whitened per behaviour
     target: Tensor  # [N] of the value function
+    task: np.ndarray  # [N] the record's tasks and types once more, on the host
+    kind: np.ndarray  # [N]
 
 
-def gae(
-    reward: np.ndarray, value: np.ndarray, done: np.ndarray, last_value: np.ndarray, gamma: float, lam: float
-) -> np.ndarray:
+def gae(reward: np.ndarray, value: np.ndarray, done: np.ndarray, last_value: np.ndarray, gamma: float, lam: float) -> np.ndarray:
     """[T, n] generalised advantages: A_t = δ_t + γλ (1 − done_t) A_{t+1}, δ_t = r_t + γ (1 − done_t) V_{t+1} − V_t."""
     advantage, following = np.zeros_like(reward), np.zeros(reward.shape[1])
     for t in reversed(range(len(reward))):
@@ -99,16 +105,23 @@ class Trainer:
         reward: RewardSettings = RewardSettings(),  # noqa: B008 (frozen)
         policy: Policy | None = None,
         device: torch.device | str = "cpu",
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.tasks, self.config, self.reward, self.device = tasks, config, reward, torch.device(device)
+        self.tasks, self.config, self.reward, self.device, self.group = tasks, config, reward, torch.device(device), group
+        self.rank, self.world = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        if config.envs % self.world:
+            raise MechRLError(f"{config.envs} environments do not divide evenly among {self.world} processes")
         torch.manual_seed(config.seed)
         self.policy = (policy or Policy(PolicyConfig())).to(self.device)
         self.parameters = list(self.policy.parameters())
-        self.optimiser = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps)
+        on_device = self.device.type == "cuda"
+        self.optimiser = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps, fused=on_device)
         self.rng = np.random.default_rng(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.tables = Tables.of(tasks, self.device)
-        self.env = VectorEnv(tasks, config.envs, reward, self.rng)
+        n = config.envs // self.world
+        self.mine = slice(self.rank * n, (self.rank + 1) * n)  # of the environments
+        self.env = VectorEnv(tasks, n, reward, self.rng, first=self.mine.start)
         self.iteration = 0
         self.returns = np.zeros(config.envs)  # of the running episodes
 
@@ -116,131 +129,150 @@ class Trainer:
         """Trains to the end, one iteration at a time; yields its scalars."""
         while self.iteration < self.config.iterations:
             rollout, scalars = self._collect()
-            scalars |= self._update(rollout)
+            began = time.perf_counter()
+            scalars |= self._update(rollout)  # ends with reading numbers off the device, so the clock is right
+            scalars["time/update"] = time.perf_counter() - began
             self.iteration += 1
             yield {"iteration": self.iteration} | scalars
 
     # ---- rollout ----------------------------------------------------------------------------------------------------
 
+    def _gather(self, mine: np.ndarray) -> np.ndarray:
+        """All ranks' environments [n / world, ...] as one array [n, ...]."""
+        if self.group is None:
+            return mine.copy()
+        sent = torch.from_numpy(np.frombuffer(bytearray(mine.tobytes()), np.uint8)).to(self.device)
+        received = torch.empty(self.world * len(sent), dtype=torch.uint8, device=self.device)
+        dist.all_gather_into_tensor(received, sent, group=self.group)
+        return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
+
     def _states(self) -> States:
-        as_tensor = torch.from_numpy
-        env = self.env
-        return States(
-            as_tensor(env.task.copy()).to(self.device),
-            as_tensor(env.mask.copy()).to(self.device),
-            as_tensor(env.globals()).to(self.device),
-        )
+        arrays = (self.env.task, self.env.mask, self.env.globals())
+        return States(*(torch.from_numpy(self._gather(x)).to(self.device) for x in arrays))
 
     def _collect(self) -> tuple[Rollout, dict[str, Any]]:
         config, env = self.config, self.env
         steps = config.transitions // config.envs
-        states, choices, rewards, dones, tasks = [], [], [], [], []
-        ended: list[dict[str, float]] = []
+        states, choices, outcomes = [], [], []
+        seconds = {"act": 0.0, "engine": 0.0}
         for _ in range(steps):
+            began = time.perf_counter()
             here = self._states()
             choice = self.policy.act(self.tables, here, self.generator)
-            tasks.append(env.task.copy())
-            before = env.task.copy()
-            step = env.step(choice.actions)
-            self.returns += step.reward
-            for i in np.flatnonzero(step.done):
-                reached = step.f[i] >= self.tasks[before[i]].tau
-                ended.append({"return": self.returns[i], "f": step.f[i], "edges": step.edges[i], "reached": reached})
-                self.returns[i] = 0.0
+            decided = time.perf_counter()
+            actions = choice.actions
+            step = env.step(Actions(actions.type[self.mine], actions.edges[self.mine], actions.node[self.mine]))
+            seconds["act"] += decided - began
+            seconds["engine"] += time.perf_counter() - decided
             states.append(here)
             choices.append(choice)
-            rewards.append(step.reward)
-            dones.append(step.done)
-        with torch.no_grad():
-            last_value = self.policy.act(self.tables, self._states(), greedy=True).value.double().cpu().numpy()
+            outcomes.append(np.stack([step.reward, step.f, step.edges, step.done], 1))
+        last_value = self.policy.value(self.tables, self._states()).double().cpu().numpy()
         value = torch.stack([c.value for c in choices]).double().cpu().numpy()
-        reward, done, task = np.array(rewards), np.array(dones), np.array(tasks)
-        advantage = gae(reward, value, done.astype(float), last_value, config.gamma, config.gae_lambda)
+        reward, f, edges, done = self._gather(np.stack(outcomes, 1)).transpose(2, 1, 0)  # each [steps, envs]
+        advantage = gae(reward, value, done, last_value, config.gamma, config.gae_lambda)
+        together = States(*(torch.cat([getattr(s, name) for s in states]) for name in ("task", "mask", "globals")))
+        task = together.task.cpu().numpy()
+        white = whiten(advantage, task.reshape(advantage.shape))
 
         def flat(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x.reshape(-1, *x.shape[2:])).to(self.device)
 
+        kind = np.array([c.actions.type for c in choices])
+        picks, node = np.array([c.actions.edges for c in choices]), np.array([c.actions.node for c in choices])
         rollout = Rollout(
-            States(*(torch.cat([getattr(s, name) for s in states]) for name in ("task", "mask", "globals"))),
-            flat(np.array([c.actions.type for c in choices])),
-            flat(np.array([c.actions.edges for c in choices])),
-            flat(np.array([c.actions.node for c in choices])),
+            Record.of(self.tables, together, flat(kind), flat(picks), flat(node)),
             torch.cat([c.log_prob for c in choices]),
-            flat(whiten(advantage, task)).float(),
+            flat(white).float(),
             flat(advantage + value).float(),
+            task,
+            kind.flatten(),
         )
-        scalars: dict[str, Any] = {"episodes": len(ended)}
-        for key in ("return", "f", "edges", "reached"):
-            scalars[f"episode/{key}"] = float(np.mean([e[key] for e in ended])) if ended else None
         explained = 1 - np.var(advantage) / max(np.var(advantage + value), 1e-12)
-        return rollout, scalars | {"rollout/reward": float(reward.mean()), "value/explained_variance": float(explained)}
+        scalars = self._ended(reward, f, edges, done, task.reshape(done.shape))
+        scalars |= {"rollout/reward": float(reward.mean()), "value/explained_variance": float(explained)}
+        return rollout, scalars | {f"time/{part}": s for part, s in seconds.items()}
+
+    def _ended(self, reward: np.ndarray, f: np.ndarray, edges: np.ndarray, done: np.ndarray, task: np.ndarray) -> dict[str, Any]:
+        """Means over the episodes that ended, of all behaviours and of each."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for step in range(len(reward)):
+            self.returns += reward[step]
+            for i in np.flatnonzero(done[step]):
+                of_task = self.tasks[task[step, i]]
+                ended = {"return": self.returns[i], "f": f[step, i], "edges": edges[step, i]}
+                for key, number in ended.items():
+                    found[f"episode/{key}"].append(number)
+                    found[f"behaviour/{of_task.name}/{key}"].append(number)
+                found["episode/reached"].append(f[step, i] >= of_task.tau)
+                self.returns[i] = 0.0
+        scalars: dict[str, Any] = {"episodes": int(done.sum())}
+        scalars |= {f"episode/{key}": None for key in ("return", "f", "edges", "reached")}
+        return scalars | {key: float(np.mean(numbers)) for key, numbers in found.items()}
 
     # ---- update -----------------------------------------------------------------------------------------------------
 
     def _update(self, rollout: Rollout) -> dict[str, float]:
-        config = self.config
+        """Nothing but the means at the end is read off the device: the host prepares everything else beforehand."""
+        config, T = self.config, len(self.tasks)
         rate = config.learning_rate * (1 - self.iteration / config.iterations if config.anneal else 1.0)
         self.optimiser.param_groups[0]["lr"] = rate
-        N = len(rollout.kind)
-        sums: dict[str, float] = {}
+        batches: list[np.ndarray] = []
         for _ in range(config.epochs):
-            order = torch.from_numpy(self.rng.permutation(N)).to(self.device)
-            for rows in order.chunk(config.minibatches):
-                gradient, scalars = self._gradient(rollout, rows)
-                norm = gradient.norm()
-                gradient = gradient * (config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-                offset = 0
-                for p in self.parameters:
-                    p.grad = gradient[offset : offset + p.numel()].view_as(p)
-                    offset += p.numel()
-                self.optimiser.step()
-                for key, number in (scalars | {"gradient_norm": norm.item()}).items():
-                    sums[key] = sums.get(key, 0.0) + number / (config.epochs * config.minibatches)
-        return {f"loss/{key}": number for key, number in sums.items()} | {"learning_rate": rate}
+            batches += np.split(self.rng.permutation(len(rollout.kind)), config.minibatches)
+        layouts = [Layout.of(rollout.task, rollout.kind, rows, T, self.device) for rows in batches]
+        order = torch.from_numpy(np.stack([orders(T, self.rng) for _ in batches])).to(self.device)
+        sums = torch.zeros(6, device=self.device)
+        for i, layout in enumerate(layouts):
+            gradients, scalars = self._gradients(rollout, layout)
+            gradient = pcgrad(gradients, order[i]) if config.deconflict and T > 1 else gradients.sum(0)
+            if self.group is not None:
+                dist.broadcast(gradient, dist.get_global_rank(self.group, 0), group=self.group)
+            norm = gradient.norm()
+            gradient = gradient * (config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            for p, g in zip(self.parameters, gradient.split([p.numel() for p in self.parameters]), strict=True):
+                p.grad = g.view_as(p)
+            self.optimiser.step()
+            sums += torch.cat([scalars, norm[None]]) / len(layouts)
+        names = ("policy", "value", "entropy", "kl", "clipped", "gradient_norm")
+        return {f"loss/{key}": number for key, number in zip(names, sums.tolist(), strict=True)} | {"learning_rate": rate}
 
-    def _gradient(self, rollout: Rollout, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """[P] the gradient of a minibatch: one per behaviour, weighted by its share, de-conflicted."""
-        of_task = rollout.states.task[rows]
-        groups = [rows[of_task == t] for t in of_task.unique()] if self.config.deconflict else [rows]
-        gradients, sums = [], {"policy": 0.0, "value": 0.0, "entropy": 0.0, "kl": 0.0, "clipped": 0.0}
-        for group in groups:
-            share = len(group) / len(rows)
-            loss, scalars = self._loss(rollout, group)
-            parts = torch.autograd.grad(share * loss, self.parameters, allow_unused=True)
-            flat = [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(self.parameters, parts, strict=True)]
-            gradients.append(torch.cat(flat))
-            for key in sums:
-                sums[key] += share * scalars[key]
-        stacked = torch.stack(gradients)
-        return (pcgrad(stacked, self.rng) if len(groups) > 1 else stacked[0]), sums
+    def _gradients(self, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
+        """[T, P] one gradient per behaviour, weighted by its share of the minibatch, and the means of what is reported [5]."""
+        weights = {name: w.detach().requires_grad_() for name, w in self.policy.weights(len(self.tasks)).items()}
+        loss, scalars = self._loss(weights, rollout, layout)
+        parts = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        flat = [torch.zeros_like(w) if g is None else g for w, g in zip(weights.values(), parts, strict=True)]
+        return torch.cat([g.flatten(1) for g in flat], 1), scalars
 
-    def _loss(self, rollout: Rollout, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _loss(self, weights: Weights, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
         config = self.config
-        actions = rollout.kind[rows], rollout.edges[rows], rollout.node[rows]
-        now = self.policy.evaluate(self.tables, rollout.states[rows], *actions)
-        log_ratio = now.log_prob - rollout.log_prob[rows]
+        now = replay(weights, self.tables, rollout.record, layout)
+        sample = layout.row[:, : layout.n_samples]
+        advantage = rollout.advantage[sample]
+        log_ratio = now.log_prob - torch.where(layout.real > 0, rollout.log_prob[sample], now.log_prob.detach())
         ratio = log_ratio.exp()
-        advantage = rollout.advantage[rows]
-        policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage).mean()
-        value = 0.5 * (now.value - rollout.target[rows]).square().mean()
-        entropy = now.entropy.mean()
-        with torch.no_grad():
-            kl = ((ratio - 1) - log_ratio).mean()  # of the old policy from the new, an estimate that cannot be negative
-            clipped = ((ratio - 1).abs() > config.clip).float().mean()
-        scalars = {"policy": policy, "value": value, "entropy": entropy, "kl": kl, "clipped": clipped}
-        return policy + config.value * value - config.entropy * entropy, {k: float(v.detach()) for k, v in scalars.items()}
+        policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage)
+        value = 0.5 * (now.value - rollout.target[sample]).square()
+        kl = (ratio - 1) - log_ratio  # of the old policy from the new, an estimate that cannot be negative
+        clipped = (ratio - 1).abs() > config.clip
+        share = layout.real.to(ratio.dtype) / len(layout.place)  # 0 for padding
+        means = [(share * x).sum() for x in (policy, value, now.entropy, kl, clipped)]
+        loss = means[0] + config.value * means[1] - config.entropy * means[2]
+        return loss, torch.stack(means).detach()
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Everything, in one safetensors file, written aside and moved into place."""
-        env = self.env
+        """Everything, in one safetensors file, written aside and moved into place. All ranks call it, the first writes."""
+        state = {name: self._gather(getattr(self.env, name)) for name in _ENV}
+        if self.rank:
+            return
         tensors = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
         for i, p in enumerate(self.parameters):
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in self.optimiser.state[p].items()}
         tensors |= {"generator": self.generator.get_state(), "returns": torch.from_numpy(self.returns)}
-        for name in ("task", "mask", "f", "f_before", "step_count", "episode"):
-            tensors[f"env.{name}"] = torch.from_numpy(getattr(env, name))
+        tensors |= {f"env.{name}": torch.from_numpy(array) for name, array in state.items()}
         facts = {
             "iteration": self.iteration,
             "rng": self.rng.bit_generator.state,
@@ -254,7 +286,7 @@ class Trainer:
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
-        """Goes on where the run that wrote `path` was; refuses another run's checkpoint."""
+        """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -265,10 +297,9 @@ class Trainer:
         self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
         for i, p in enumerate(self.parameters):
             moments = {k.split(".")[2]: v for k, v in tensors.items() if k.startswith(f"adam.{i}.")}
-            self.optimiser.state[p] = {k: v.to(p.device if v.ndim else "cpu") for k, v in moments.items()}
+            self.optimiser.state[p] = {k: v.to(p.device) for k, v in moments.items()}
         self.generator.set_state(tensors["generator"])
         self.rng.bit_generator.state = facts["rng"]
         self.iteration, self.returns = facts["iteration"], tensors["returns"].numpy().copy()
-        for name in ("task", "mask", "f", "f_before", "step_count", "episode"):
-            setattr(self.env, name, tensors[f"env.{name}"].numpy().copy())
-
+        for name in _ENV:
+            setattr(self.env, name, tensors[f"env.{name}"].numpy()[self.mine].copy())
