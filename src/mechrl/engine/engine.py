@@ -170,14 +170,19 @@ class Engine:
         self._check(values.shape, len(edge_set.edges))
         self._charge(len(values), 1 + _BACKWARD_PASSES)
         values = values[:, order]
-        result_values, result_grads = [], []
+        parts = []
         with self._precision():
-            for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
-                at = 1 if against_full else len(values[chunk])  # runs against the whole model share its layout: one at a time
-                for i in range(chunk.start, chunk.stop, at):
-                    value, grad = self._gradient(values[i : i + at], edge_set, objective, against_full)
-                    result_values.append(value)
-                    result_grads.append(grad)
+            if against_full:
+                if values.shape[1] != self.graph.n_edges:
+                    raise MechRLError("against_full needs the whole graph")
+                plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
+                against = self._whole_model(plan)
+                parts = [self._gradient(plan, values[i : i + 1], objective, against) for i in range(len(values))]
+            else:
+                for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
+                    plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+                    parts.append(self._gradient(plan, values[chunk], objective, None))
+        result_values, result_grads = zip(*parts, strict=True)
         gradient = torch.cat(result_grads)
         if isinstance(order, np.ndarray):
             gradient = torch.empty_like(gradient).index_copy_(1, torch.from_numpy(order).to(gradient.device), gradient)
@@ -241,24 +246,23 @@ class Engine:
             parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
         return torch.cat(parts)[run.output]
 
+    def _whole_model(self, plan: Plan) -> Store:
+        """The rows of the whole model, in the layout of a plan that keeps everything."""
+        with torch.no_grad():
+            run = _Run(self, plan, None)
+            run.forward()
+        self._buffer = None  # the rows must outlive the next run
+        return run.store
+
     def _gradient(
-        self, values: np.ndarray, edges: EdgeSet, objective: Objective | None, against_full: bool
+        self, plan: Plan, values: np.ndarray, objective: Objective | None, against: Store | None
     ) -> tuple[Tensor, Tensor]:
         C, n = values.shape
-        plan = make_plan(edges, np.ones(values.shape, dtype=bool), share=False)
         objective = objective or self.kl_objective
         value = objective(self.corrupt_logits[None]).detach().repeat(C, 1)
         if not plan.n_outputs:  # no path from the input to the logits: nothing depends on the weights
             return value, self.clean_log_probs.new_zeros(values.shape)
-        against = None
         with torch.no_grad():
-            if against_full:
-                if n != self.graph.n_edges or C != 1:
-                    raise MechRLError("against_full needs the whole graph")
-                full = _Run(self, plan, None)
-                full.forward()
-                against = full.store
-                self._buffer = None  # its rows must outlive the next run
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
         has_output = torch.from_numpy(np.flatnonzero(plan.output >= 0)).to(final.device)
