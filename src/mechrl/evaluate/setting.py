@@ -1,0 +1,88 @@
+"""Where a circuit was found, made again from what the circuit says of itself: discovery pairs, attribution, candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mechrl import attribution
+from mechrl.behaviours.base import DISCOVERY_SEED, TEST_SEED, Behaviour, Metric, Pairs
+from mechrl.circuit import Circuit
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+from mechrl.search.run import N_FRESH
+from mechrl.search.select import candidate_set
+
+_RANKED = ("top-n", "greedy")  # these choose among all edges, so their own candidates say nothing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter."""
+
+    model: Model
+    behaviour: Behaviour
+    pairs: Pairs
+    engine: Engine
+    k: int
+    prefilter: str  # `metric`, `kl` or `union`
+
+    @classmethod
+    def of(cls, model: Model, behaviour: Behaviour, circuit: Circuit) -> Setting:
+        """The setting that a circuit was found in. Refuses a circuit of another model."""
+        circuit.check_model(model)
+        if behaviour.name != circuit.behaviour:
+            raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}")
+        known = circuit.settings
+        own = circuit.method in _RANKED or known.get("whole_graph", False)
+        k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
+        return cls.make(model, behaviour, circuit.pairs, pairs_seed(circuit), k, known.get("prefilter", "metric"))
+
+    @classmethod
+    def make(cls, model: Model, behaviour: Behaviour, pairs: int, seed: int, k: int, prefilter: str) -> Setting:
+        if model.tokenizer is None:
+            raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
+        drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
+        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter)
+
+    def scores_by(self, metric: Metric) -> np.ndarray:
+        """[E] EAP-IG on inputs, five steps, as the prefilter computes it."""
+        return attribution.cached(self.engine, self.pairs, metric)
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """[E] the ranking that circuits are held against: by the behaviour's own metric, unless the prefilter is KL alone."""
+        return self.scores_by("kl" if self.prefilter == "kl" else self.behaviour.metric)
+
+    @cached_property
+    def candidates(self) -> np.ndarray:
+        """[K] ascending edges."""
+        scores = [self.scores]
+        if self.prefilter == "union" and self.behaviour.metric != "kl":
+            scores.append(self.scores_by("kl"))
+        return candidate_set(scores, self.k)
+
+    @cached_property
+    def test(self) -> Engine:
+        """On fresh pairs, which no search has seen."""
+        return fresh(self.model, self.behaviour)
+
+
+def pairs_seed(circuit: Circuit) -> int:
+    """The seed of the discovery pairs: the search's own; a policy's seed is that of its rollouts."""
+    by_policy = circuit.method.startswith("policy")
+    return int(circuit.settings.get("pairs_seed", DISCOVERY_SEED if by_policy else circuit.seed))
+
+
+def fresh(model: Model, behaviour: Behaviour, n: int = N_FRESH) -> Engine:
+    """An engine on test pairs."""
+    assert model.tokenizer is not None
+    return Engine(model, behaviour.pairs(model.tokenizer, n, TEST_SEED, n_ctx=model.spec.n_ctx))
+
+
+def f_of(engine: Engine, masks: np.ndarray) -> np.ndarray:
+    """[C] float64 f of circuits [C, E]."""
+    return engine.faithfulness(np.atleast_2d(masks)).double().cpu().numpy()
