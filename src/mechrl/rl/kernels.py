@@ -6,7 +6,7 @@ interest; while acting one group per state. `task` [G] says whose tables a group
     pool      sum and elementwise maximum of the table rows that a state consists of
     picks     log-probability of a pick and entropy of its distribution, from scores w · relu(first_k + shift_u)
 
-A state's rows are numbers below R; R itself stands for nothing. Every sum has a fixed order, except in the maximum's gradient: there
+A state's rows are numbers below R; R itself stands for nothing. Table entries are not negative, as after a ReLU. Every sum has a fixed order, except in the maximum's gradient: there
 the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
 """
 
@@ -35,7 +35,8 @@ def available(like: Tensor) -> bool:
 
 
 def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]."""
+    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. The row of a maximum of 0 is any or R:
+    no gradient passes a ReLU there."""
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
 
@@ -52,24 +53,24 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         rows, place = ctx.saved_tensors
-        # column R collects the empty places and is left out
-        bag = d_total.new_zeros(*rows.shape[:2], ctx.R + 1).scatter_(2, rows, 1.0)[..., : ctx.R]
-        return (bag.mT @ d_total).scatter_add_(1, place, d_top), None, None, None
+        # row R collects what is nobody's and is left out
+        bag = d_total.new_zeros(*rows.shape[:2], ctx.R + 1).scatter_(2, rows, 1.0)
+        return (bag.mT @ d_total).scatter_add_(1, place, d_top)[:, : ctx.R], None, None, None
 
 
 def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    R, H = table.shape[1:]
+    H = table.shape[2]
     shape = (*rows.shape[:2], H)
     total, top, place = table.new_zeros(shape), table.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=table.device)
     step = max(1, _CHUNK // (rows.shape[2] * H))
     for g, t in enumerate(task.tolist()):
-        nothing = torch.cat([table[t], table.new_full((1, H), -torch.inf)])
+        padded = torch.cat([table[t], table.new_zeros(1, H)])
         for u in range(0, int(count[g]), step):
             these = rows[g, u : u + step]
-            values = nothing[these]  # [u, I, H]
+            values = padded[these]  # [u, I, H]
             top[g, u : u + step], item = values.max(1)
             place[g, u : u + step] = these.gather(1, item)
-            total[g, u : u + step] = values.masked_fill_((these == R)[..., None], 0).sum(1)
+            total[g, u : u + step] = values.sum(1)
     return total, top, place
 
 
@@ -164,7 +165,8 @@ def scores_triton(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, co
     block_k = 128
     result = first.new_empty(G, U, K)
     _scores_kernel[(G * triton.cdiv(U, block_u), triton.cdiv(K, block_k))](
-        *(first.contiguous(), shift.contiguous(), weight, task, count, result, U, K, weight.stride(0), weight.stride(1)),
+        # hidden units one after the other: transposed, the states' shares of a unit are contiguous
+        *(first.contiguous(), shift.mT.contiguous(), weight, task, count, result, U, K, weight.stride(0), weight.stride(1)),
         H=H,
         unroll=4 if H % 4 == 0 else 1,
         block_u=block_u,
@@ -244,15 +246,17 @@ if triton is not None:
         first = tl.program_id(2) * per_chunk
         end = tl.where(start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first)  # padding: nothing to do
         sums = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
-        best = tl.full([block_u, block_i, block_h], -float("inf"), dtype=tl.float32)
-        where = tl.zeros([block_u, block_i, block_h], dtype=tl.int32)
+        best = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
+        where = tl.full([block_u, block_i, block_h], R, dtype=tl.int32)
         for step in range(first, end, 4 * block_i):
             for j in tl.static_range(4):
                 i = step + j * block_i + tl.arange(0, block_i)
                 row = tl.load(rows + i[None, :], mask=(u < U)[:, None] & (i < end)[None, :], other=R).to(tl.int32)
-                there = (row < R)[:, :, None] & (h < H)[None, None, :]
-                value = tl.load(table + row[:, :, None] * H + h[None, None, :], mask=there, other=-float("inf"))
-                sums += tl.where(there, value, 0.0)
+                there = (row < R)[:, :, None]
+                if H % block_h:
+                    there = there & (h < H)[None, None, :]
+                value = tl.load(table + row[:, :, None] * H + h[None, None, :], mask=there, other=0.0)
+                sums += value
                 better = value > best
                 best = tl.where(better, value, best)
                 where = tl.where(better, row[:, :, None], where)
@@ -261,8 +265,7 @@ if triton is not None:
         out = ((tl.program_id(2) * G + g).to(tl.int64) * U + u)[:, None] * H + h[None, :]
         inside = (u < U)[:, None] & (h < H)[None, :]
         tl.store(total + out, tl.sum(sums, 1), mask=inside)
-        # an empty chunk loses against all others
-        tl.store(top + out, tl.where(start < tl.load(count + g), highest, 0.0), mask=inside)
+        tl.store(top + out, highest, mask=inside)
         tl.store(place + out, winner.to(tl.int64), mask=inside)
 
     @triton.jit
@@ -277,13 +280,13 @@ if triton is not None:
         u = start + tl.arange(0, block_u)
         k = tl.program_id(1) * block_k + tl.arange(0, block_k)
         first += tl.load(task + g).to(tl.int64) * H * K + k
-        shift += (g.to(tl.int64) * U + u) * H
+        shift += g.to(tl.int64) * H * U + u
         end = tl.where(start < tl.load(count + g), H, 0)
         score = tl.zeros([block_u, block_k], dtype=tl.float32)
         for step in range(0, end, unroll):
             for j in tl.static_range(unroll):
                 a = tl.load(first + (step + j) * K, mask=k < K, other=0.0)
-                b = tl.load(shift + step + j, mask=u < U, other=0.0)
+                b = tl.load(shift + (step + j) * U, mask=u < U, other=0.0)
                 w = tl.load(weight + g * weight_g + (step + j) * weight_h)
                 score += w * tl.maximum(a[None, :] + b[:, None], 0.0)
         out = (g.to(tl.int64) * U + u)[:, None] * K + k[None, :]

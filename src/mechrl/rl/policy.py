@@ -214,7 +214,7 @@ class Layout:
         later = np.repeat(np.arange(len(rows)), np.maximum(n_picks - 1, 0))
         pick = np.arange(len(later)) - np.searchsorted(later, later) + 1
         place, n_later = _columns(task[later], T)
-        U = B + n_later
+        U = -(-(B + n_later) // 16) * 16  # the kernels read sixteen numbers at a time
         table = np.zeros((4, T, U), np.int64)
         table[:, task, column] = np.stack([rows, 0 * rows, n_picks, column])
         table[:, task[later], B + place] = np.stack([rows[later], pick, n_picks[later], column[later]])
