@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
@@ -21,10 +27,10 @@ REWARD = RewardSettings(max_steps=8, tau_low=0.0)
 SMALL = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
 
 
-def trainer(config: PPOConfig = SMALL, seed: int = 0) -> Trainer:
+def trainer(config: PPOConfig = SMALL, seed: int = 0, group: dist.ProcessGroup | None = None) -> Trainer:
     tasks = [small_task("gpt2", 40, settings=REWARD), small_task("llama-gqa", 33, 1, REWARD)]
     torch.manual_seed(seed)
-    return Trainer(tasks, config, REWARD, Policy(PolicyConfig(width=16)))
+    return Trainer(tasks, config, REWARD, Policy(PolicyConfig(width=16)), group=group)
 
 
 def test_gae_in_closed_form():
@@ -136,6 +142,29 @@ def test_resume_equals_a_straight_run(tmp_path):
         assert torch.equal(a, b)
     with pytest.raises(MechRLError, match="other settings"):
         trainer(replace(SMALL, gamma=0.5)).load(tmp_path / "run.safetensors")
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """From a checkpoint that one process wrote to one that two wrote, which one can read."""
+    alone = trainer()
+    steps = alone.run()
+    next(steps)
+    alone.save(tmp_path / "start.safetensors")
+    expected = [timeless(row) for row in steps]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.rl.two_ranks"]
+    where = {"cwd": Path(__file__).parents[2], "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+    subprocess.run([*command, str(tmp_path)], check=True, capture_output=True, timeout=100, **where)
+    for rank in range(2):
+        rows, n, world = json.loads((tmp_path / f"rows{rank}.json").read_text())
+        assert (n, world) == (4, 2)
+        for row, wanted in zip(rows, expected, strict=True):
+            assert row == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    together = trainer()
+    together.load(tmp_path / "end.safetensors")
+    for a, b in zip(alone.parameters, together.parameters, strict=True):
+        assert torch.equal(a, b)
+    for name in ("task", "mask", "f", "step_count", "episode"):
+        assert np.allclose(getattr(alone.env, name), getattr(together.env, name), atol=1e-12)
 
 
 def test_odd_sizes_are_refused():

@@ -6,8 +6,8 @@ interest; while acting one group per state. `task` [G] says whose tables a group
     pool      sum and elementwise maximum of the table rows that a state consists of
     picks     log-probability of a pick and entropy of its distribution, from scores w · relu(first_k + shift_u)
 
-A state's rows are numbers below R; R itself stands for nothing. Table entries are not negative, as after a ReLU. Every sum has a fixed order, except in the maximum's gradient: there
-the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
+A state's rows are numbers below R; R itself stands for nothing. Table entries are not negative, as after a ReLU. Every sum has a
+fixed order, except in the maximum's gradient: there the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
 """
 
 from __future__ import annotations
