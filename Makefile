@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: help demo test test-fast lint clean
+.PHONY: help demo test test-fast lint browser clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,7 +28,16 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-test: lint
+# The viewer is tested in a real browser. Where none can be had its tests are skipped, and the report says so.
+BROWSER = $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
+browser:
+	@if [ -z "$(BROWSER)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Chromium for the browser tests"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ timeout 120 apt-get -q update; timeout 600 apt-get -q install -y --no-install-recommends chromium; } >/dev/null 2>&1 || true; \
+	fi
+
+test: lint browser
 	$(BIN)/python -m pytest
 
 test-fast: $(STAMP)

@@ -14,6 +14,7 @@ from mechrl.errors import MechRLError
 from mechrl.evaluate.command import validate_command
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
+from mechrl.viewer.command import export_command, view_command
 
 app = typer.Typer(
     name="mechrl",
@@ -117,6 +118,8 @@ def behaviours(
 
 
 app.command("search")(search_command)
+app.command("view")(view_command)
+app.command("export")(export_command)
 app.command("train")(train_command)
 app.command("discover")(discover_command)
 app.command("adapt")(adapt_command)

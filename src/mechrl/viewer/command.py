@@ -1,0 +1,197 @@
+"""`mechrl view` and `mechrl export`: circuits in the browser, as one file, or as other tools read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mechrl.errors import MechRLError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from mechrl.behaviours.base import Behaviour
+    from mechrl.circuit import Circuit
+    from mechrl.models.base import Model
+
+Circuits = Annotated[list[Path], typer.Argument(help="One circuit.json, or two to compare.", show_default=False)]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Where the model is. Default: what the circuit names, if it is on this machine.", show_default=False
+    ),
+]
+BehaviourName = Annotated[
+    str | None,
+    typer.Option("--behaviour", "-b", help="The file of a behaviour of your own; built-in ones are found.", show_default=False),
+]
+NoModel = Annotated[bool, typer.Option("--no-model", help="Show the file alone: no f along the order, answers or attention.")]
+Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda` or `cuda:1`.")]
+
+
+def view_command(
+    circuits: Circuits,
+    model: ModelName = None,
+    behaviour: BehaviourName = None,
+    no_model: NoModel = False,
+    device: Device = "auto",
+    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
+) -> None:
+    """Look at a circuit in the browser, or at two side by side. Ctrl-C ends it.
+
+    Nothing leaves this machine: the page is served on loopback and asks for nothing else.
+
+    Examples: `mechrl view runs/ioi/circuit.json`, `mechrl view a/circuit.json b/circuit.json --no-browser`
+    """
+    from mechrl.viewer.server import PageServer
+
+    document = _document(circuits, model, behaviour, no_model, device)
+    with PageServer(document) as server:
+        print(server.url, flush=True)
+        if browser:
+            webbrowser.open(server.url)
+        print("Ctrl-C ends the viewer", file=sys.stderr)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.1)
+    print("", file=sys.stderr)
+
+
+def export_command(
+    circuits: Circuits,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the viewer's page: one file that works offline.", show_default=False)
+    ] = None,
+    eap_ig: Annotated[Path | None, typer.Option(help="Write the JSON that EAP-IG and MIB read.", show_default=False)] = None,
+    model: ModelName = None,
+    behaviour: BehaviourName = None,
+    no_model: NoModel = False,
+    device: Device = "auto",
+) -> None:
+    """Write a circuit for others: as one HTML file, or as the JSON of EAP-IG and MIB.
+
+    Examples: `mechrl export runs/ioi/circuit.json --html ioi.html`, `mechrl export runs/ioi/circuit.json --eap-ig ioi.json`,
+    `mechrl export a/circuit.json b/circuit.json --html both.html`
+    """
+    from mechrl.circuit import Circuit, write_atomically
+
+    if html is None and eap_ig is None:
+        raise MechRLError("nothing to write: give --html OUT.html or --eap-ig OUT.json")
+    for out in (html, eap_ig):
+        if out is not None:
+            _check_writable(out)
+    if eap_ig is not None:
+        if len(circuits) != 1:
+            raise MechRLError(f"--eap-ig writes one circuit, not {len(circuits)}; export them one by one")
+        Circuit.load(circuits[0]).to_eap_ig(eap_ig)
+        print(eap_ig)
+    if html is not None:
+        write_atomically(html, _document(circuits, model, behaviour, no_model, device).encode())
+        print(html)
+
+
+def _document(paths: list[Path], model: str | None, behaviour: str | None, no_model: bool, device: str) -> str:
+    if len(paths) > 2:
+        raise MechRLError(f"one circuit or two can be shown, not {len(paths)}")
+    if no_model and model is not None:
+        raise MechRLError("--model and --no-model contradict each other; leave one out")
+    from mechrl.circuit import Circuit
+    from mechrl.viewer.data import circuit_data
+    from mechrl.viewer.page import page
+
+    shown = []
+    loaded: dict[str, Model] = {}
+    for path in paths:
+        circuit = Circuit.load(path)
+        chosen, why_not = _behaviour(circuit, behaviour)
+        runs: Model | None = None
+        if no_model:
+            why_not = "Made with --no-model: no f along the removal order, no answers, no attention patterns."
+        elif chosen is not None:
+            runs, why_not = _model(circuit, model, device, loaded)
+        if why_not and not no_model:
+            print(f"{path}: {why_not}", file=sys.stderr)
+        report = _Progress(str(path))
+        shown.append(circuit_data(circuit, runs, chosen, why_not, report))
+        report.end()
+    return page(shown)
+
+
+_WITHOUT = "shown without f along the removal order, answers and attention patterns"
+
+
+def _behaviour(circuit: Circuit, given: str | None) -> tuple[Behaviour | None, str]:
+    """A behaviour given by the user must be right. A circuit file may name built-in ones only: it does not choose what is read."""
+    from mechrl.behaviours import behaviours, get_behaviour
+
+    if given is not None:
+        chosen = get_behaviour(given)
+        if chosen.name != circuit.behaviour:
+            raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, {given} is {chosen.name!r}")
+        return chosen, ""
+    for known in behaviours():
+        if known.name == circuit.behaviour:
+            return known, ""
+    return None, f"{circuit.behaviour!r} is not a built-in behaviour (give its file with --behaviour): {_WITHOUT}"
+
+
+def _model(circuit: Circuit, given: str | None, device: str, loaded: dict[str, Model]) -> tuple[Model | None, str]:
+    """A model given by the user must be right. One that only the circuit file names is never fetched."""
+    name = given or str(circuit.model)
+    if given is None:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is first imported, which is below
+    from mechrl.models import load_model, smollm2
+
+    try:
+        if name not in loaded:
+            if given is None and name == "smollm2" and not smollm2.cached():
+                raise MechRLError("not fetched yet")
+            loaded[name] = load_model(name, device=device)
+        circuit.check_model(loaded[name])
+    except MechRLError as exc:
+        if given is not None:
+            raise
+        here = name == "toy" or name in loaded or Path(name).exists()
+        why = str(exc) if here else f"{name} is not on this machine (--model {name} fetches it, --model PATH says where it is)"
+        return None, f"{why}: {_WITHOUT}"
+    return loaded[name], ""
+
+
+def _check_writable(out: Path) -> None:
+    """What is bound to fail is refused before the work is done."""
+    if out.is_dir():
+        raise MechRLError(f"{out}: is a folder; give the name of a file in it")
+    if out.parent.exists() and not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise MechRLError(f"{out}: cannot be written ({out.parent} is no folder, or a read-only one)")
+
+
+class _Progress:
+    """How far f along the order has come, on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.last_line = what, time.monotonic()
+        self.bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            if self.bar is None:
+                from rich.console import Console
+                from rich.progress import Progress as Bar
+
+                self.bar = Bar(console=Console(stderr=True), transient=True)
+                self.task = self.bar.add_task("f along the order", total=total)
+                self.bar.start()
+            self.bar.update(self.task, completed=done)
+        elif time.monotonic() - self.last_line > 5:
+            print(f"{self.what}: f at {done} of {total} stops", file=sys.stderr, flush=True)
+            self.last_line = time.monotonic()
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
