@@ -107,3 +107,86 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+# ---- compare --------------------------------------------------------------------------------------------------------
+
+PolicyOption = Annotated[Path | None, typer.Option(help="Folder of a policy; by default the one that comes with MechRL.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Worker processes; several can share one GPU.")]
+SecondsOption = Annotated[
+    float | None, typer.Option(min=0, help="Stop after so many seconds; the same command goes on from there.")
+]
+Tf32Option = Annotated[bool, typer.Option(help="Allow TF32 matrix products in a policy's rollouts on a GPU.")]
+
+
+def compare_command(
+    model: ModelOption = "toy",
+    behaviours: Annotated[str, typer.Option(help="`train`, `held-out`, `all`, or names and files, comma-separated.")] = "all",
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]"),
+    ] = None,
+    targets: Annotated[
+        str, typer.Option(help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.")
+    ] = "discovery,test",
+    seeds: Annotated[
+        str, typer.Option(help="Comma-separated; a seed picks the discovery pairs and all else that is random.")
+    ] = "0,1,2",
+    tau: Annotated[float, typer.Option(help="The faithfulness to reach.")] = 0.9,
+    pairs: Annotated[int, typer.Option(min=1, help="Discovery pairs.")] = 20,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Candidates by each score. [default: 3000; a policy's own]")] = None,
+    policy: PolicyOption = None,
+    rollouts: Annotated[int, typer.Option(min=0, help="A policy's sampled rollouts, besides the greedy one.")] = 16,
+    iterations: Annotated[int, typer.Option(min=1, help="Of a policy's adaptation.")] = 80,
+    out: Annotated[Path, typer.Option(help="Folder for the cells, the circuits and the tables.")] = Path("runs/compare"),
+    jobs: JobsOption = 1,
+    seconds: SecondsOption = None,
+    device: DeviceOption = "auto",
+    tf32: Tf32Option = False,
+    force: Annotated[bool, typer.Option("--force", help="Also behaviours that the model does not exhibit.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """All methods on all behaviours at matched faithfulness: size, f on discovery and on test pairs, passes, seconds.
+
+    Every finished cell is a file: stop it at any time, and the same command goes on from there.
+
+    Examples: `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`,
+    `mechrl compare --model smollm2 --jobs 4 --seconds 500 --tf32 --out runs/smollm2`
+    """
+    from dataclasses import replace
+
+    from mechrl.evaluate import compare
+    from mechrl.evaluate.compare import Budget, circuit_cell, parse_list, parse_seeds
+    from mechrl.evaluate.run import Workshop
+    from mechrl.evaluate.tables import comparison_tables
+
+    chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
+    aims = parse_list(targets, "targets", compare.TARGETS)
+    budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, tf32=tf32)
+    shop = Workshop(model, out, policy, device, jobs, seconds)
+    agent = shop.agent() if set(chosen) & set(compare.POLICIES) else None
+    if agent is not None and k is not None:
+        agent = replace(agent, k=k)
+    numbers = parse_seeds(seeds)
+    with shop:
+        known = shop.gate(behaviours, force)
+        cells = [
+            circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
+            for seed in numbers
+            for aim in aims
+            for name in known.names
+            for method in chosen
+        ]
+        finished = shop.run(cells)
+    tables = comparison_tables(compare.rows(cells, shop.place), budget, shop.command, known)
+    shop.write_tables(tables)
+    if as_json:
+        print(json.dumps({"finished": finished, "tables": [t.to_json() for t in tables]}, indent=1, ensure_ascii=False))
+    else:
+        for table in tables:
+            print(table.title)
+            print_table(table.headings, table.texts())
+            for note in table.notes:
+                print(note)
+        say(f"{out} holds the cells, the circuits and the tables")
+    shop.leave(finished)

@@ -37,7 +37,7 @@ class Setting:
         if behaviour.name != circuit.behaviour:
             raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}")
         known = circuit.settings
-        own = circuit.method in _RANKED or known.get("whole_graph", False)
+        own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
         return cls.make(model, behaviour, circuit.pairs, pairs_seed(circuit), k, known.get("prefilter", "metric"))
 

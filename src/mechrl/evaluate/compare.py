@@ -1,0 +1,210 @@
+"""All methods on all behaviours at matched faithfulness: which cells there are, and what they add up to.
+
+Two targets. `discovery`: f ≥ tau on the pairs that the method saw, as the paper compares. `test`: f ≥ tau on fresh pairs, as judged
+by validation pairs; f on test pairs, which judge nothing, is reported beside both. A policy chooses among all masks along its
+episodes; `paper`: among their last ones, the most faithful, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mechrl.errors import MechRLError
+from mechrl.evaluate.spread import Spread
+from mechrl.evaluate.work import Cell, Place
+
+Target = Literal["discovery", "test", "paper"]
+# Settings of the searches, by the names that tables have for them
+SEARCHES: dict[str, dict[str, Any]] = {
+    "top-n": {"method": "top-n", "prefilter": "metric"},
+    "top-n-kl": {"method": "top-n", "prefilter": "kl"},
+    "greedy": {"method": "greedy", "prefilter": "metric"},
+    "greedy-kl": {"method": "greedy", "prefilter": "kl"},
+    "acdc": {"method": "acdc", "prefilter": "union"},
+    "edge-pruning": {"method": "edge-pruning", "prefilter": "union"},
+    "blockwise": {"method": "blockwise", "prefilter": "union"},
+}
+POLICIES = ("policy", "policy-adapted", "policy-from-scratch")
+METHODS = (*SEARCHES, *POLICIES)
+DEFAULT_METHODS = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise", "policy", "policy-adapted")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the methods are given. The defaults are the paper's."""
+
+    tau: float = 0.9
+    pairs: int = 20
+    k: int = 3000
+    thresholds: tuple[float, ...] = (0.001, 0.003, 0.01)  # ACDC's
+    rollouts: int = 16
+    adapt_iterations: int = 80
+    scratch_iterations: int = 200
+    transitions: int = 512
+    envs: int = 32
+    tf32: bool = False  # in rollouts
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The policy that cells are made for: what it was trained on, and which one it is."""
+
+    checksum: str
+    k: int
+    prefilter: str
+    reward: dict[str, Any]
+
+
+def circuit_cell(
+    model: dict[str, Any],
+    behaviour: str,
+    method: str,
+    target: Target,
+    seed: int,
+    budget: Budget,
+    agent: Agent | None = None,
+    assess: bool = False,
+    **search: Any,
+) -> Cell:
+    """model: its name and checksum. search: more of a search's settings."""
+    if method not in METHODS:
+        raise MechRLError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
+    arguments = model | {"behaviour": behaviour, "method": method, "target": target, "seed": seed, "assess": assess}
+    if method in SEARCHES:
+        known = SEARCHES[method] | {"tau": budget.tau, "pairs": budget.pairs, "k": budget.k}
+        known |= {"target": "test" if target == "test" else "discovery"}
+        if method == "acdc":
+            known["thresholds"] = list(budget.thresholds)
+        return Cell("circuit", arguments | {"search": known | search})
+    if agent is None:
+        raise MechRLError(f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy")
+    iterations = {"policy": None, "policy-adapted": budget.adapt_iterations, "policy-from-scratch": budget.scratch_iterations}[
+        method
+    ]
+    ppo = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs} if iterations else None
+    trained = {
+        "setting": {"pairs": budget.pairs, "k": agent.k, "prefilter": agent.prefilter},
+        "policy": {"checksum": agent.checksum, "reward": agent.reward, "tf32": budget.tf32, "ppo": ppo},
+    }
+    paper = target == "paper"
+    deployment = {
+        "tau": budget.tau,
+        "rollouts": budget.rollouts,
+        "rule": "paper" if paper else "smallest",
+        "judge": "validation" if target == "test" else "discovery",
+        "best_along_episode": not paper,
+    }
+    # deployments of one adapted policy share its training: they differ in nothing that the training depends on
+    shared = Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name if ppo else ""
+    return Cell("circuit", arguments | trained | {"deployment": deployment}, alone=shared)
+
+
+def read_agent(folder: Path) -> Agent:
+    """The policy in a folder; refuses what is none."""
+    from dataclasses import asdict
+
+    from mechrl.rl.rollout import load_policy, trained_with
+    from mechrl.rl.train import file_checksum
+
+    load_policy(folder)
+    settings, reward = trained_with(folder)
+    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, asdict(reward))
+
+
+def with_k(agent: Agent, k: int) -> Agent:
+    return replace(agent, k=k)
+
+
+# ---- what the cells add up to ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a behaviour, over seeds. A method that failed on some seeds says on how many, and why."""
+
+    behaviour: str
+    method: str
+    target: str
+    seeds: int  # that were asked for
+    done: int
+    failed: int
+    reasons: tuple[str, ...]
+    reached: int  # seeds on which f ≥ tau was reached, on the pairs that the target names
+    edges_pruned: Spread | None
+    edges: Spread | None
+    f: Spread | None
+    f_test: Spread | None
+    passes: Spread | None
+    seconds: Spread | None
+
+    @property
+    def status(self) -> str:
+        """What a reader must know besides the numbers; empty if all went well."""
+        missing = self.seeds - self.done - self.failed
+        parts = [f"failed on {self.failed} of {self.seeds}: {'; '.join(self.reasons)}"] if self.failed else []
+        parts += [f"{missing} of {self.seeds} not done yet"] if missing else []
+        if self.done and self.reached < self.done:
+            parts.append(f"short of τ on {self.done - self.reached} of {self.done}")
+        return "; ".join(parts)
+
+
+def rows(cells: Iterable[Cell], place: Place) -> list[Row]:
+    """One row per behaviour, method and target, in the order in which they first appear."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        a = cell.arguments
+        if cell.kind == "circuit":
+            groups.setdefault((a["behaviour"], a["method"], a["target"]), []).append(cell)
+    return [_row(*key, [place.record(cell) for cell in group]) for key, group in groups.items()]
+
+
+def _row(behaviour: str, method: str, target: str, records: list[dict[str, Any] | None]) -> Row:
+    results = [r["result"] for r in records if r is not None and r["status"] == "done"]
+    failed = [r["reason"] for r in records if r is not None and r["status"] == "failed"]
+
+    def spread(key: str) -> Spread | None:
+        return Spread.of(r[key] for r in results) if results else None
+
+    return Row(
+        behaviour=behaviour,
+        method=method,
+        target=target,
+        seeds=len(records),
+        done=len(results),
+        failed=len(failed),
+        reasons=tuple(dict.fromkeys(failed)),
+        reached=sum(r["reached"] for r in results),
+        edges_pruned=spread("edges_pruned"),
+        edges=spread("edges"),
+        f=spread("f"),
+        f_test=spread("f_test"),
+        passes=spread("passes"),
+        seconds=spread("seconds"),
+    )
+
+
+def parse_list(text: str, what: str, known: Iterable[str]) -> list[str]:
+    """Comma-separated names, each once, each known."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise MechRLError(f"no {what} given; choose among {', '.join(known)}")
+    if strange := [name for name in names if name not in set(known)]:
+        raise MechRLError(f"unknown {what} {', '.join(strange)}; choose among {', '.join(known)}")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    try:
+        seeds = list(dict.fromkeys(int(s) for s in text.split(",") if s.strip()))
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise MechRLError(f"--seeds takes numbers such as 0,1,2; got {text!r}")
+    return seeds
+
+
+TARGETS: tuple[str, ...] = get_args(Target)[:2]  # those that users choose among
+Report = Callable[[str], None]

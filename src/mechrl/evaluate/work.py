@@ -1,0 +1,331 @@
+"""Many pieces of work on one machine, none of them done twice.
+
+A *cell* is one piece of work; its result is one JSON file in `cells/`, written whole or not at all by the process that did the work.
+Cells with a file are done. Worker processes take one cell at a time. A worker that dies, whatever it died of, costs the cell it was
+at: the cell goes to another worker, a bounded number of times, and then counts as failed. A failed cell has a file as well, which
+says why; it is tried again when the work is taken up again.
+
+Whoever is asked to stop (SIGINT, SIGTERM, or out of time) asks the workers, by SIGTERM: a cell that can leave a state behind does
+so, and goes on from there next time. Workers do not outlive their parent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+import mechrl
+from mechrl.circuit import write_atomically
+from mechrl.errors import MechRLError
+
+FORMAT = 1
+ATTEMPTS = 3  # workers that one cell may cost
+_GRACE = 60.0  # seconds to leave a state behind
+_LABEL = ("kind", "behaviour", "method", "target", "seed")
+
+
+class Stopped(Exception):
+    """Raised within a cell that was asked to stop; what it had reached is saved by then, if it can be."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """kind: which of the jobs does it. arguments: JSON; all that determines the result."""
+
+    kind: str
+    arguments: dict[str, Any]
+    alone: str = ""  # cells that share a folder have the same name here, and never run at the same time
+
+    @property
+    def label(self) -> str:
+        known = {"kind": self.kind} | self.arguments
+        return " ".join(str(known[key]) for key in _LABEL if known.get(key) not in (None, ""))
+
+    @property
+    def name(self) -> str:
+        """Of its files: readable, and its own."""
+        what = json.dumps([self.kind, self.arguments], sort_keys=True)
+        return f"{re.sub(r'[^A-Za-z0-9]+', '-', self.label)[:80]}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the work is done, and with what: everything that a worker needs besides its cells."""
+
+    folder: Path
+    job: Callable[[Any, Cell], dict[str, Any]]  # (hands, cell) -> result
+    hands: Callable[[Place], Any]  # made once in every worker: the loaded model and the like
+    context: dict[str, Any] = field(default_factory=dict)  # JSON; recorded with every result
+    jobs: int = 1
+
+    def path(self, cell: Cell) -> Path:
+        return self.folder / "cells" / f"{cell.name}.json"
+
+    def scratch(self, cell: Cell) -> Path:
+        """A folder for what a cell needs to go on later."""
+        return self.folder / "work" / (cell.alone or cell.name)
+
+    def record(self, cell: Cell) -> dict[str, Any] | None:
+        """What is known of a cell; None if nothing, or if the file is damaged."""
+        try:
+            known = json.loads(self.path(cell).read_bytes())
+            return known if known["format"] == FORMAT and known["status"] in ("done", "failed") else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def done(self, cell: Cell) -> bool:
+        known = self.record(cell)
+        return known is not None and known["status"] == "done"
+
+    def write(self, cell: Cell, status: str, **what: Any) -> None:
+        known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
+        content = known | what | {"version": mechrl.__version__, "context": self.context}
+        write_atomically(self.path(cell), (json.dumps(content, indent=1) + "\n").encode())
+
+
+# ---- the worker's side ----------------------------------------------------------------------------------------------
+
+_asked_to_stop = False
+_tell: Callable[[str], None] = lambda line: None  # noqa: E731
+_last_told = 0.0
+
+
+def check_stop() -> None:
+    """For jobs to call now and then, when all is saved."""
+    if _asked_to_stop:
+        raise Stopped
+
+
+def stopping() -> bool:
+    """For jobs that must save first."""
+    return _asked_to_stop
+
+
+def tell(line: str) -> None:
+    """What a job is at, for people; a line a second at most."""
+    global _last_told
+    if time.monotonic() - _last_told > 1:
+        _last_told = time.monotonic()
+        _tell(line)
+
+
+def _work(place: Place, connection: Connection) -> None:
+    global _asked_to_stop, _tell
+
+    def stop(number: int, frame: object) -> None:
+        global _asked_to_stop
+        _asked_to_stop = True
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _share_cores(place.jobs)
+    _tell = lambda line: connection.send(("at", line))  # noqa: E731
+    hands = None
+    while not _asked_to_stop:
+        try:
+            cell: Cell | None = connection.recv()
+        except EOFError:
+            return
+        if cell is None:
+            return
+        try:
+            if hands is None:
+                hands = place.hands(place)
+            place.write(cell, "done", result=place.job(hands, cell))
+        except Stopped:
+            return
+        except MechRLError as exc:
+            place.write(cell, "failed", reason=str(exc))
+        except Exception as exc:
+            place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
+        connection.send(("finished", ""))
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _share_cores(jobs: int) -> None:
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+
+
+# ---- the parent's side ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    cell: Cell
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the work is. `finished` is the cell that ended just now, if one did."""
+
+    done: int
+    failed: int
+    total: int
+    running: tuple[str, ...]
+    seconds: float
+    finished: Cell | None = None
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.failed
+
+
+def run(
+    cells: Sequence[Cell],
+    place: Place,
+    seconds: float | None = None,
+    stopped: Sequence[int] = (),
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> bool:
+    """Does what is not done. True: every cell is done or failed; False: it was asked to stop, or out of time.
+
+    stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then.
+    """
+    place.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(place.folder / ".lock", timeout=0):
+            return _run(cells, place, seconds, stopped, report)
+    except Timeout:
+        raise MechRLError(f"{place.folder}: another command is at work there; wait for it, or choose another folder") from None
+
+
+def _run(
+    cells: Sequence[Cell],
+    place: Place,
+    seconds: float | None,
+    stopped: Sequence[int],
+    report: Callable[[Progress], None],
+) -> bool:
+    began = time.monotonic()
+    unique = {cell.name: cell for cell in cells}
+    queue = deque(cell for cell in unique.values() if not place.done(cell))
+    done, failed, deaths = len(unique) - len(queue), 0, Counter[str]()
+    workers: list[_Worker] = []
+
+    def show(finished: Cell | None = None) -> None:
+        running = tuple(f"{w.cell.label}{w.at and f' ({w.at})'}" for w in workers)
+        report(Progress(done, failed, len(unique), running, time.monotonic() - began, finished))
+
+    def late() -> bool:
+        return bool(stopped) or (seconds is not None and time.monotonic() - began > seconds)
+
+    def next_cell() -> Cell | None:
+        taken = {w.cell.alone for w in workers} - {""}
+        cell = next((cell for cell in queue if cell.alone not in taken), None)
+        if cell is not None:
+            queue.remove(cell)
+        return cell
+
+    def count(cell: Cell) -> None:
+        nonlocal done, failed
+        done, failed = (done + 1, failed) if place.done(cell) else (done, failed + 1)
+
+    show()
+    try:
+        while (queue or workers) and not late():
+            while len(workers) < place.jobs and (cell := next_cell()) is not None:
+                workers.append(_start(place, cell))
+            ready = set(wait([w.connection for w in workers], timeout=0.5))
+            for worker in [w for w in workers if w.connection in ready]:
+                try:
+                    what, line = worker.connection.recv()
+                except (EOFError, ConnectionError):  # it died
+                    workers.remove(worker)
+                    reason = _bury(worker)
+                    deaths[worker.cell.name] += 1
+                    if deaths[worker.cell.name] < ATTEMPTS:
+                        queue.appendleft(worker.cell)
+                        continue
+                    place.write(worker.cell, "failed", reason=f"its process {reason}, {ATTEMPTS} times")
+                    what = "died"
+                if what == "at":
+                    worker.at = line
+                    show()
+                    continue
+                finished = worker.cell
+                count(finished)
+                if what == "finished":
+                    workers.remove(worker)
+                    cell = None if late() else next_cell()
+                    _send(worker, cell)
+                    if cell is not None:
+                        worker.cell, worker.at = cell, ""
+                        workers.append(worker)
+                show(finished)
+            if not ready:
+                show()
+    finally:
+        _stop(workers)
+        for worker in workers:
+            if place.done(worker.cell):  # it ended as we asked
+                count(worker.cell)
+                show(worker.cell)
+    return done + failed == len(unique)
+
+
+def _start(place: Place, cell: Cell) -> _Worker:
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(place, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    worker = _Worker(process, ours, cell)
+    _send(worker, cell)
+    return worker
+
+
+def _send(worker: _Worker, cell: Cell | None) -> None:
+    with suppress(ConnectionError):  # it died meanwhile: the next look at its connection finds out
+        worker.connection.send(cell)
+
+
+def _bury(worker: _Worker) -> str:
+    worker.process.join(5)
+    code = worker.process.exitcode
+    worker.connection.close()
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+def _stop(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.terminate()
+        _send(worker, None)
+    until = time.monotonic() + _GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, until - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()

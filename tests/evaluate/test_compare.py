@@ -1,0 +1,77 @@
+"""Which cells a comparison has, and what their files add up to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mechrl.errors import MechRLError
+from mechrl.evaluate import compare
+from mechrl.evaluate.compare import Agent, Budget, circuit_cell, parse_list, parse_seeds, rows
+from mechrl.evaluate.run import Gated
+from mechrl.evaluate.tables import comparison_tables
+from mechrl.evaluate.work import Cell, Place
+from mechrl.search.run import Settings
+
+MODEL = {"model": "toy", "checksum": "0"}
+AGENT = Agent("1", 300, "metric", {})
+
+
+def cell(method: str, target: str = "discovery", seed: int = 0, **more) -> Cell:
+    return circuit_cell(MODEL, "ioi", method, target, seed, Budget(**more), AGENT)
+
+
+def test_every_method_has_cells_of_its_own() -> None:
+    cells = [cell(m, t, s) for m in compare.METHODS for t in ("discovery", "test", "paper") for s in (0, 1)]
+    assert len({c.name for c in cells}) == len(cells)
+    for method, known in compare.SEARCHES.items():
+        arguments = cell(method, "test").arguments["search"]
+        assert Settings(**arguments, seed=0).method == known["method"] and arguments["target"] == "test"
+
+
+def test_cells_change_with_all_that_determines_them() -> None:
+    assert (
+        cell("policy").name != circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), Agent("2", 300, "metric", {})).name
+    )
+    assert cell("policy").name != cell("policy", tf32=True).name
+    assert cell("greedy").name != cell("greedy", tau=0.8).name
+    assert cell("greedy").name == cell("greedy", rollouts=3).name == cell("greedy", tf32=True).name
+
+
+def test_deployments_of_one_adapted_policy_share_its_training() -> None:
+    one, other = cell("policy-adapted", "discovery"), cell("policy-adapted", "test")
+    assert one.alone == other.alone != "" and one.name != other.name
+    assert len({one.alone, cell("policy-adapted", seed=1).alone, cell("policy-from-scratch").alone}) == 3
+    assert one.alone != cell("policy-adapted", adapt_iterations=5).alone and cell("policy").alone == ""
+
+
+def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
+    place = Place(tmp_path, lambda hands, cell: {}, lambda place: None)
+    cells = [cell("greedy", seed=s) for s in range(4)]
+    numbers = {"edges": 5, "f": 0.9, "f_test": 0.8, "passes": 10.0, "seconds": 1.0}
+    place.write(cells[0], "done", result=numbers | {"edges_pruned": 3, "reached": True})
+    place.write(cells[1], "done", result=numbers | {"edges_pruned": 5, "reached": False})
+    place.write(cells[2], "failed", reason="no <memory>")
+    (row,) = rows(cells, place)
+    assert (row.seeds, row.done, row.failed, row.reached) == (4, 2, 1, 1)
+    assert row.edges_pruned.mean == 4 and row.edges_pruned.sd == pytest.approx(2**0.5) and row.edges_pruned.n == 2
+    assert row.status == "failed on 1 of 4: no <memory>; 1 of 4 not done yet; short of τ on 1 of 2"
+    (table,) = comparison_tables([row], Budget(), "mechrl compare", Gated(MODEL, {}, ["ioi"], {}, {}))
+    assert table.texts()[0][:3] == ["ioi", "EAP-IG greedy", "4 ± 1"] and "no <memory>" in table.texts()[0][-1]
+    (empty,) = rows([cell("acdc")], place)
+    assert empty.edges is None and empty.status == "1 of 1 not done yet"
+
+
+@pytest.mark.parametrize("text", ["", "a", "0,-1", "1.5"])
+def test_mistakes_are_one_line(text: str) -> None:
+    with pytest.raises(MechRLError, match="--seeds takes"):
+        parse_seeds(text)
+    with pytest.raises(MechRLError):
+        parse_list(text, "methods", compare.METHODS)
+    with pytest.raises(MechRLError, match="needs a policy"):
+        circuit_cell(MODEL, "ioi", "policy", "test", 0, Budget())
+
+
+def test_lists() -> None:
+    assert parse_seeds("2, 0,2") == [2, 0] and parse_list("acdc, greedy,acdc", "methods", compare.METHODS) == ["acdc", "greedy"]
