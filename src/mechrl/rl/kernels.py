@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     import triton
@@ -23,7 +23,7 @@ try:
 except ImportError:  # a machine without CUDA
     triton = None
 
-_CHUNK = 2**19  # numbers in one [states, K, H] block of the torch twins: about what a core's cache holds
+_CHUNK = 2**18  # numbers in one [states, K, H] block of the torch twins: about what a core's cache holds
 _PROGRAMS = 1024  # enough for a GPU to be busy
 
 
@@ -59,18 +59,24 @@ class Pool(torch.autograd.Function):
 
 
 def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    H = table.shape[2]
-    shape = (*rows.shape[:2], H)
-    total, top, place = table.new_zeros(shape), table.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=table.device)
+    """Looking for a maximum's place is slow: first for its block of 64 items, then there."""
+    (_, R, H), (G, U, n_items) = table.shape, rows.shape
+    rows = nn.functional.pad(rows, (0, -n_items % 64), value=R)
+    total, top = table.new_zeros(G, U, H), table.new_zeros(G, U, H)
+    place = torch.zeros(G, U, H, dtype=torch.int64, device=table.device)
     step = max(1, _CHUNK // (rows.shape[2] * H))
+    found, unit = table.new_empty(step * rows.shape[2], H), torch.arange(H, device=table.device)[:, None]
     for g, t in enumerate(task.tolist()):
         padded = torch.cat([table[t], table.new_zeros(1, H)])
         for u in range(0, int(count[g]), step):
-            these = rows[g, u : u + step]
-            values = padded[these]  # [u, I, H]
-            top[g, u : u + step], item = values.max(1)
-            place[g, u : u + step] = these.gather(1, item)
-            total[g, u : u + step] = values.sum(1)
+            here = slice(u, min(u + step, int(count[g])))
+            these = rows[g, here].unflatten(1, (-1, 64))  # [u, blocks, 64]
+            values = torch.index_select(padded, 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
+            top[g, here], block = values.amax(2).max(1)  # [u, H]
+            candidates = these.gather(1, block[..., None].expand(-1, -1, 64))  # [u, H, 64]
+            winner = padded[candidates, unit].argmax(2, keepdim=True)
+            place[g, here] = candidates.gather(2, winner)[..., 0]
+            total[g, here] = nn.functional.embedding_bag(these.flatten(1), padded, mode="sum")
     return total, top, place
 
 
@@ -137,10 +143,12 @@ def scores_torch(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, cou
     H, K = first.shape[1:]
     result = first.new_zeros(*shift.shape[:2], K)
     step = max(1, _CHUNK // (K * H))
+    hidden = first.new_empty(step, H, K)
     for g, t in enumerate(task.tolist()):
         for u in range(0, int(count[g]), step):
-            end = min(u + step, int(count[g]))
-            result[g, u:end] = weight[g] @ (first[t] + shift[g, u:end, :, None]).relu_()
+            here = slice(u, min(u + step, int(count[g])))
+            torch.add(first[t], shift[g, here, :, None], out=hidden[: here.stop - u]).relu_()
+            result[g, here] = weight[g] @ hidden[: here.stop - u]
     return result
 
 
@@ -149,13 +157,13 @@ def scores_backward_torch(d_score: Tensor, first: Tensor, shift: Tensor, count: 
     H, K = first.shape[1:]
     of_edges, of_states = torch.zeros_like(first), torch.zeros_like(shift)
     step = max(1, _CHUNK // (K * H))
+    on = first.new_empty(step, H, K)
     for g in range(len(first)):
         for u in range(0, int(count[g]), step):
-            end = min(u + step, int(count[g]))
-            on = (first[g] > -shift[g, u:end, :, None]).to(first.dtype)  # [u, H, K]
-            on *= d_score[g, u:end, None]
-            of_edges[g] += on.sum(0)
-            of_states[g, u:end] = on.sum(2)
+            here = slice(u, min(u + step, int(count[g])))
+            part, d = torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u]), d_score[g, here]  # 1 or 0
+            of_states[g, here] = (part @ d[..., None])[..., 0]
+            of_edges[g] += part.mul_(d[:, None]).sum(0)
     return of_edges, of_states
 
 
