@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -65,6 +66,7 @@ def train_command(
     margin: Annotated[float, typer.Option(help="The agent's target lies this far below the candidates' own f.")] = 0.0,
     learning_rate: Annotated[float, typer.Option(min=0, help="At the start; it falls linearly to zero.")] = 2.5e-4,
     entropy: Annotated[float, typer.Option(min=0, help="Coefficient of the entropy bonus.")] = 0.01,
+    width: Annotated[int, typer.Option(min=1, help="Of the policy's hidden layers (H).")] = 128,
     seed: Annotated[int, typer.Option(min=0, help="Everything that is random.")] = 0,
     device: DeviceOption = "auto",
     tf32: Tf32Option = False,
@@ -80,26 +82,31 @@ def train_command(
     `mechrl train --behaviours ioi,greater-than --init-from runs/toy --out runs/two`
     """
     began = time.perf_counter()
+    import torch
+
     from mechrl.models import load_model
     from mechrl.rl.env import RewardSettings
+    from mechrl.rl.policy import Policy, PolicyConfig
     from mechrl.rl.ppo import PPOConfig, Trainer
     from mechrl.rl.rollout import load_policy
     from mechrl.rl.tasks import TaskSettings, exhibited, task_of
-    from mechrl.rl.train import Run, describe, file_checksum
+    from mechrl.rl.train import Run, describe, file_checksum, join_ranks
 
     config = PPOConfig(
         iterations=iterations, transitions=transitions, envs=envs, learning_rate=learning_rate, entropy=entropy, seed=seed
     )
     settings = TaskSettings(pairs, k, prefilter, tf32)  # type: ignore[arg-type]  # checked there, with a message for people
     reward = RewardSettings(margin=margin)
-    start = load_policy(init_from) if init_from else None
+    torch.manual_seed(seed)
+    start = load_policy(init_from) if init_from else Policy(PolicyConfig(width))
+    group, device = join_ranks(device)
     loaded = load_model(model, device=device)
     tasks = []
     for behaviour in exhibited(loaded, behaviours, force, _say):
         task = task_of(loaded, behaviour, settings, reward)
         _say(f"{task.name}: {task.K:,} candidates from {task.M} components, f = {task.ceiling:.3f}, target {task.tau:.3f}")
         tasks.append(task)
-    trainer = Trainer(tasks, config, reward, start, loaded.device)
+    trainer = Trainer(tasks, config, reward, start, loaded.device, group)
     about = describe(loaded, trainer, settings, file_checksum(init_from / "model.safetensors") if init_from else None)
     run = Run(out, trainer, about, resume, save_every, began)
     _train(run, None if seconds is None else began + seconds)
@@ -243,14 +250,16 @@ def _train(run: Run, until: float | None) -> None:
         for row in run:
             live.show(row["iteration"], line.of(row))
             late = until is not None and time.perf_counter() > until
-            if (stopped or late) and not run.finished:
+            reason = run.agree(128 + stopped[0] if stopped else int(late))
+            if reason and not run.finished:
                 run.save()
                 break
     if run.finished:
         return
-    why = "interrupted" if stopped else "out of time"
+    signalled = reason > 1
+    why = "interrupted" if signalled else "out of time"
     _say(f"{why} after {run.trainer.iteration} iterations, saved in {run.folder}. To go on, repeat the command with --resume")
-    raise typer.Exit(128 + stopped[0] if stopped else 0)
+    raise typer.Exit(reason if signalled else 0)
 
 
 class _TrainingLine:
@@ -279,7 +288,7 @@ class _Live:
         self.bar: Progress | None = None
 
     def __enter__(self) -> _Live:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and _speaks():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
@@ -328,5 +337,11 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def _speaks() -> bool:
+    """Of the processes that `torchrun` starts the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    if _speaks():
+        print(line, file=sys.stderr, flush=True)

@@ -6,12 +6,15 @@
     checkpoint.safetensors              everything that the next iteration depends on
     tb/                                 the same numbers for TensorBoard, if it is installed
 
-Every file but the last two appears whole or not at all. The checkpoint is the truth: going on from it, lines of metrics.jsonl that
+All but metrics.jsonl and tb/ are replaced whole. The checkpoint is the truth: going on from it, lines of metrics.jsonl that
 are ahead of it are dropped, and the run that results is the run that was never left, bit for bit on the CPU.
+
+Under `torchrun` every process trains, the first one writes and speaks.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -20,12 +23,14 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 
 import mechrl
@@ -38,6 +43,24 @@ from mechrl.rl.tasks import TaskSettings
 
 CHECKPOINT, METRICS, RUN = "checkpoint.safetensors", "metrics.jsonl", "run.json"
 _FORMAT = 1
+
+
+def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
+    """Under `torchrun`: the group of its processes, and this one's device. Alone: no group, and the device as it was."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None, device
+    atexit.register(dist.destroy_process_group)
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        dist.init_process_group("gloo")
+        return dist.group.WORLD, "cpu"
+    local = int(os.environ["LOCAL_RANK"])
+    if local >= torch.cuda.device_count():
+        raise MechRLError(
+            f"more processes than the {torch.cuda.device_count()} GPUs here; start as many as there are, or use --device cpu"
+        )
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl")
+    return dist.group.WORLD, f"cuda:{local}"
 
 
 def describe(model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None) -> dict[str, Any]:
@@ -72,36 +95,47 @@ class Run:
     ) -> None:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
         self._began = time.perf_counter() if began is None else began
+        self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # the preparations
         self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
         if resume:
             _check_continues(folder, about)
             _load(trainer, folder / CHECKPOINT)
-            lines = self._drop_lines_ahead()
+            lines = self._lines()
+            if trainer.rank == 0:
+                write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
             if lines:
                 last = json.loads(lines[-1])
-                self.passes_before, self._seconds_before = last["passes"] - self._passes_now, last["seconds"]
+                self.passes_before, self._seconds_before = last["passes"] - self._passes_at_first, last["seconds"]
         else:
             if (folder / CHECKPOINT).exists():
                 raise MechRLError(f"{folder} holds a run already; go on with it by --resume, or choose another folder")
-            tasks = [{"name": t.name, "K": t.K, "M": t.M, "ceiling": t.ceiling, "tau": t.tau} for t in trainer.tasks]
-            versions = {"mechrl": mechrl.__version__, "python": platform.python_version(), "torch": torch.__version__}
-            command = shlex.join(["mechrl", *sys.argv[1:]])
-            known = (
-                {"format": _FORMAT, "command": command, "versions": versions | {"numpy": np.__version__}}
-                | about
-                | {"tasks": tasks}
-            )
-            write_atomically(folder / RUN, (json.dumps(known, indent=1) + "\n").encode())
-            write_atomically(folder / METRICS, b"")
+            if trainer.rank == 0:
+                write_atomically(folder / RUN, (json.dumps(self._about(about), indent=1) + "\n").encode())
+                write_atomically(folder / METRICS, b"")
 
-    @property
-    def _passes_now(self) -> float:
-        return sum(task.engine.passes for task in self.trainer.tasks)
+    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+        tasks = [{"name": t.name, "K": t.K, "M": t.M, "ceiling": t.ceiling, "tau": t.tau} for t in self.trainer.tasks]
+        versions = {"mechrl": mechrl.__version__, "python": platform.python_version()}
+        versions |= {"torch": torch.__version__, "numpy": np.__version__}
+        return (
+            {"format": _FORMAT, "command": shlex.join(["mechrl", *sys.argv[1:]]), "versions": versions} | about | {"tasks": tasks}
+        )
 
-    @property
     def passes(self) -> float:
-        """Everything spent on this run: prefilters, ceilings, training. Multiples of a twentieth, whatever the order of adding."""
-        return round(self.passes_before + self._passes_now, 6)
+        """Everything spent on this run: prefilters, ceilings, training. (Multiples of a twentieth, whatever the order of adding.)"""
+        here = sum(task.engine.passes for task in self.trainer.tasks) - self._passes_at_first
+        return round(self.passes_before + self._passes_at_first + self._over_ranks(here, dist.ReduceOp.SUM), 6)
+
+    def agree(self, reason: int) -> int:
+        """The weightiest of all ranks' reasons to leave: a signal may reach one before the others."""
+        return int(self._over_ranks(reason, dist.ReduceOp.MAX))
+
+    def _over_ranks(self, number: float, how: dist.ReduceOp.RedOpType) -> float:
+        if self.trainer.group is None:
+            return number
+        all_of_them = torch.tensor(number, dtype=torch.float64, device=self.trainer.device)
+        dist.all_reduce(all_of_them, how, group=self.trainer.group)
+        return float(all_of_them)
 
     @property
     def seconds(self) -> float:
@@ -113,42 +147,66 @@ class Run:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Trains to the end; saves every `save_every` iterations and after the last."""
-        writer = _tensorboard(self.folder / "tb", self.trainer.iteration)
-        with open(self.folder / METRICS, "a", encoding="utf-8") as file:
+        with _Log(self.folder, self.trainer.iteration, writes=self.trainer.rank == 0) as log:
             before = time.perf_counter()
             for scalars in self.trainer.run():
                 now = time.perf_counter()
-                row = scalars | {"passes": self.passes, "seconds": self.seconds}
+                row = scalars | {"passes": self.passes(), "seconds": self.seconds}
                 row["steps_per_second"] = self.trainer.config.transitions / (now - before)
                 before = now
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                if writer is not None:
-                    for key, value in row.items():
-                        if key != "iteration" and value is not None:
-                            writer.add_scalar(key, value, row["iteration"])
+                log.write(row)
                 if self.trainer.iteration % self.save_every == 0 or self.finished:
                     self.save()
                 yield row
-        if writer is not None:
-            writer.close()
 
     def save(self) -> None:
         """The policy and the checkpoint, as of now."""
-        save_policy(self.trainer.policy, self.folder)
+        if self.trainer.rank == 0:
+            save_policy(self.trainer.policy, self.folder)
         self.trainer.save(self.folder / CHECKPOINT)
 
-    def _drop_lines_ahead(self) -> list[str]:
+    def _lines(self) -> list[str]:
+        """Those of metrics.jsonl up to the checkpoint."""
         kept = []
-        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines():
+        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[: self.trainer.iteration]:
             try:
-                if json.loads(line)["iteration"] > self.trainer.iteration:
-                    break
-            except ValueError:  # cut off in the middle of a line, so beyond the last checkpoint
-                break
+                json.loads(line)
+            except ValueError as exc:
+                raise MechRLError(f"{self.folder / METRICS}: damaged; start again in another folder") from exc
             kept.append(line)
-        write_atomically(self.folder / METRICS, "".join(f"{line}\n" for line in kept).encode())
         return kept
+
+
+class _Log:
+    """metrics.jsonl, and TensorBoard where it is installed: that of a run which is resumed forgets what lies beyond `iteration`."""
+
+    def __init__(self, folder: Path, iteration: int, writes: bool) -> None:
+        self.folder, self.iteration, self.writes = folder, iteration, writes
+        self.board: Any = None
+
+    def __enter__(self) -> _Log:
+        if self.writes:
+            self.file = open(self.folder / METRICS, "a", encoding="utf-8")
+            with suppress(ImportError):
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(self.folder / "tb"), purge_step=self.iteration + 1 if self.iteration else None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writes:
+            self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self.writes:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        if self.board is not None:
+            for key, value in row.items():
+                if key != "iteration" and value is not None:
+                    self.board.add_scalar(key, value, row["iteration"])
 
 
 def file_checksum(path: Path) -> str:
@@ -191,12 +249,3 @@ def _load(trainer: Trainer, path: Path) -> None:
         trainer.load(path)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as exc:
         raise MechRLError(f"{path}: not a checkpoint, or damaged; start again in another folder") from exc
-
-
-def _tensorboard(folder: Path, iteration: int) -> Any:
-    """A writer that forgets what a run that was left wrote beyond its checkpoint; None without TensorBoard."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=iteration + 1 if iteration else None)

@@ -1,0 +1,204 @@
+"""`mechrl train`, `discover` and `adapt` as their users meet them: real processes, real signals, one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mechrl.circuit import Circuit
+from mechrl.errors import MechRLError
+from mechrl.rl.command import adapt_command, discover_command, train_command
+from mechrl.rl.rollout import load_policy
+from tests.search.model import write_model
+
+TIMES = ("seconds", "steps_per_second")
+SMALL = dict(k=40, pairs=4, transitions=16, envs=4, force=True, device="cpu")
+SMALL_OPTIONS = "--behaviours ioi,acronyms --k 40 --pairs 4 --transitions 16 --envs 4 --width 16 --force --device cpu"
+KEYS = [
+    "behaviour",
+    "model",
+    "method",
+    "tau",
+    "faithfulness",
+    "faithfulness_test",
+    "edges",
+    "edges_pruned",
+    "passes",
+    "seconds",
+    "circuit",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def policy(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of another width than the default, trained for an instant."""
+    folder = tmp_path_factory.mktemp("policy")
+    train_command(model, "ioi", folder, iterations=1, width=16, **SMALL)
+    return folder
+
+
+def start(*arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    command = [sys.executable, *launcher, "-m", "mechrl.cli", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def metrics(folder: Path) -> list[dict]:
+    """Without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMES and not k.startswith("time/")} for row in rows]
+
+
+def test_stopped_and_resumed_equals_straight(model: str, tmp_path: Path) -> None:
+    common = ["train", "--model", model, *SMALL_OPTIONS.split(), "--iterations", 10, "--save-every", 4]
+    left = tmp_path / "left"
+    process = start(*common, "--out", left)
+    assert process.stderr is not None
+    while "iteration" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "--resume" in stderr.splitlines()[-1]
+    done = len(metrics(left))
+    assert 1 <= done < 10
+    with open(left / "metrics.jsonl", "a") as file:  # as if it had been killed later, in the middle of a line
+        file.write(json.dumps({"iteration": done + 1, "passes": 1, "seconds": 1}) + '\n{"iteration": ')
+
+    resumed = start(*common, "--out", left, "--resume")
+    assert resumed.communicate(timeout=100)[0] == "" and resumed.returncode == 0
+    train_command(model, "ioi,acronyms", tmp_path / "straight", iterations=10, width=16, save_every=4, **SMALL)
+    assert metrics(left) == metrics(tmp_path / "straight")
+    assert len(metrics(left)) == 10
+    for name in ("model.safetensors", "checkpoint.safetensors"):
+        a, b = load_file(left / name), load_file(tmp_path / "straight" / name)
+        assert a.keys() == b.keys() and all((a[key] == b[key]).all() for key in a)
+    seconds = [json.loads(line)["seconds"] for line in (left / "metrics.jsonl").read_text().splitlines()]
+    assert seconds == sorted(seconds)
+
+
+def test_two_processes_make_the_same_run(model: str, tmp_path: Path) -> None:
+    """Steps are measured in batches of another size, so f agrees up to rounding, and everything else with it."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    both = start(
+        "train", "--model", model, *SMALL_OPTIONS.split(), "--iterations", 2, "--out", tmp_path / "both", launcher=torchrun
+    )
+    assert both.communicate(timeout=200)[0] == "" and both.returncode == 0
+    train_command(model, "ioi,acronyms", tmp_path / "one", iterations=2, width=16, **SMALL)
+    for two, one in zip(metrics(tmp_path / "both"), metrics(tmp_path / "one"), strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-5)
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("both", "one"))
+    assert all((a[key] - b[key]).abs().max() < 1e-4 for key in a)
+
+
+def test_out_of_time_is_not_an_error(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+    arguments = (
+        dict(model=model, behaviour="acronyms", policy=policy, out=tmp_path, iterations=3, rollouts=2, as_json=True) | SMALL
+    )
+    with pytest.raises(BaseException) as left:
+        adapt_command(**arguments, seconds=0)
+    assert left.value.exit_code == 0 and len(metrics(tmp_path)) == 1 and not (tmp_path / "circuit.json").exists()
+    assert "out of time" in capsys.readouterr().err
+    adapt_command(**arguments, resume=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == KEYS and printed["method"] == "policy-adapted"
+    circuit, rows = Circuit.load(printed["circuit"]), metrics(tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert circuit.passes > rows[-1]["passes"] and circuit.settings["iterations"] == 3
+    assert load_policy(tmp_path).config.width == 16
+    straight = tmp_path / "straight"
+    adapt_command(**arguments | {"out": straight, "as_json": False})
+    assert Circuit.load(straight / "circuit.json").to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
+
+
+def test_from_scratch_ignores_the_policys_weights(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+    arguments = dict(model=model, behaviour="ioi", policy=policy, iterations=1, rollouts=1, **SMALL)
+    for name, scratch in (("warm", False), ("scratch", True)):
+        adapt_command(**arguments, out=tmp_path / name, from_scratch=scratch)
+    warm, scratch = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("warm", "scratch"))
+    assert warm["policy"]["width"] == 16 and scratch["policy"]["width"] == 128
+    assert warm["init_from"] and scratch["init_from"] is None
+    assert not warm["ppo"]["deconflict"] and warm["command"].startswith("mechrl")
+    assert Circuit.load(tmp_path / "scratch" / "circuit.json").method == "policy-from-scratch"
+
+
+def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+    arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path, rollouts=2, pairs=4, force=True, device="cpu")
+    discover_command(**arguments, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == KEYS
+    circuit = Circuit.load(printed["circuit"])
+    assert circuit.settings["candidates"] == 40  # as the policy was trained
+    assert printed["edges"] == circuit.edges and circuit.method == "policy"
+    discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
+    said = capsys.readouterr().out
+    assert "last masks" in said and str(tmp_path) in said
+
+
+def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
+    with pytest.raises(MechRLError, match=message) as caught:
+        command(**arguments | changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"behaviours": "iio"}, "did you mean ioi"),
+        ({"behaviours": " , "}, "no behaviours"),
+        ({"behaviours": "ioi,ioi"}, "more than once"),
+        ({"behaviours": "ioi", "force": False}, "does not exhibit"),
+        ({"behaviours": "held-out", "force": False}, "exhibits none"),
+        ({"transitions": 30}, "do not divide evenly"),
+        ({"prefilter": "best"}, "unknown prefilter"),
+        ({"init_from": Path("no-such-folder")}, "config.json is missing"),
+        ({"resume": True}, "start without --resume"),
+    ],
+)
+def test_mistakes_in_training(model: str, tmp_path: Path, changes: dict, message: str) -> None:
+    mistakes(train_command, dict(model=model, behaviours="ioi", out=tmp_path / "new", **SMALL), changes, message)
+    assert not (tmp_path / "new").exists()
+
+
+def test_mistakes_in_resuming(model: str, tmp_path: Path) -> None:
+    arguments = dict(model=model, behaviours="ioi", out=tmp_path, iterations=1, width=16, **SMALL)
+    train_command(**arguments)
+    mistakes(train_command, arguments, {}, "--resume")
+    mistakes(train_command, arguments, {"resume": True, "iterations": 2}, "had iterations 1")
+    mistakes(train_command, arguments, {"resume": True, "k": 30}, "had k 40")
+    mistakes(train_command, arguments, {"resume": True, "behaviours": "acronyms"}, "had behaviours")
+    mistakes(train_command, arguments, {"resume": True, "width": 8}, "had width 16")
+    train_command(**arguments, resume=True)  # nothing left to do
+    whole = (tmp_path / "checkpoint.safetensors").read_bytes()
+    (tmp_path / "checkpoint.safetensors").write_bytes(whole[:1000])
+    mistakes(train_command, arguments, {"resume": True}, "damaged")
+    (tmp_path / "run.json").write_text("{")
+    mistakes(train_command, arguments, {"resume": True}, "run.json")
+
+
+@pytest.mark.parametrize("command", [discover_command, adapt_command])
+def test_mistakes_in_deployment(command, model: str, policy: Path, tmp_path: Path) -> None:
+    arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path / "new", device="cpu", force=True)
+    mistakes(command, arguments, {"behaviour": "iio"}, "did you mean ioi")
+    mistakes(command, arguments, {"policy": tmp_path}, "config.json is missing")
+    mistakes(command, arguments, {"tau": 2.0}, "tau must lie between")
+    mistakes(command, arguments, {"rule": "any"}, "unknown rule")
+    mistakes(command, arguments, {"prefilter": "none"}, "unknown prefilter")
+    mistakes(command, arguments, {"force": False}, "does not exhibit")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,174 @@
+"""Deployment: the rule by its definition, episodes that are what the environment did, circuits that add up, seeds that repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mechrl.behaviours import DISCOVERY_SEED, VALIDATION_SEED, get_behaviour
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models import load_model
+from mechrl.rl.env import RewardSettings
+from mechrl.rl.policy import Policy, PolicyConfig
+from mechrl.rl.rollout import Deployment, Episode, best_step, choose, discover, load_policy, rollouts, trained_with
+from mechrl.rl.tasks import TaskSettings
+from tests.rl.tasks import small_task
+from tests.search.model import write_model
+
+REWARD = RewardSettings(max_steps=12)
+RULES = ("smallest", "paper")
+numbers = st.lists(st.tuples(st.sampled_from([-0.5, 0.3, 0.7, 0.9, 0.95, 1.0]), st.integers(0, 5)), min_size=1, max_size=20)
+
+
+def agent(seed: int = 0) -> Policy:
+    torch.manual_seed(seed)
+    return Policy(PolicyConfig(width=16))
+
+
+# ---- the rule -------------------------------------------------------------------------------------------------------
+
+
+@given(numbers, st.sampled_from([0.2, 0.9, 0.99]), st.sampled_from(RULES))
+def test_the_rule_is_its_definition(candidates, tau, rule):
+    f, size = (np.array(column) for column in zip(*candidates, strict=True))
+    i = choose(f, size, tau, rule)
+    if rule == "paper" or not (f >= tau).any():
+        assert f[i] == f.max() and size[i] == size[f == f.max()].min()
+    else:
+        assert f[i] >= tau and size[i] == size[f >= tau].min() and f[i] == f[(f >= tau) & (size == size[i])].max()
+
+
+@given(numbers, st.sampled_from(RULES))
+def test_a_lower_target_never_gives_a_larger_circuit(candidates, rule):
+    f, size = (np.array(column) for column in zip(*candidates, strict=True))
+    if (f >= 0.9).any():
+        assert size[choose(f, size, 0.3, rule)] <= size[choose(f, size, 0.9, rule)]
+
+
+@given(st.lists(st.sampled_from([-0.5, 0.3, 0.9, 0.95, 1.0]), min_size=1, max_size=15), st.sampled_from(RULES))
+def test_along_an_episode_the_same_rule_chooses(f, rule):
+    steps = len(f)
+    masks = np.arange(steps)[None] >= np.arange(steps)[:, None]  # one edge less at every step
+    step = best_step(Episode(masks, np.array(f), tuple(range(steps))), 0.9, rule)
+    assert step == choose(np.array(f), masks.sum(1), 0.9, rule)
+
+
+# ---- episodes -------------------------------------------------------------------------------------------------------
+
+
+def test_episodes_are_what_happened():
+    task = small_task("llama-gqa", 33, 1, REWARD)
+    before = task.engine.passes
+    episodes = rollouts(agent(), task, REWARD, 5, seed=3)
+    measured = 0
+    assert len(episodes) == 6
+    for episode in episodes:
+        assert episode.masks[0].all() and episode.f[0] == task.ceiling and len(episode.f) == len(episode.masks) <= 13
+        f = task.engine.faithfulness(episode.masks, task.candidates).double().numpy()
+        task.engine.passes -= len(f) * task.engine.n_pairs / 20
+        assert episode.f == pytest.approx(f, abs=1e-9)
+        measured += (episode.masks[1:] != episode.masks[:-1]).any(1).sum()
+        for step, mask in enumerate(episode.masks):
+            assert set(episode.removed(step)) == set(np.flatnonzero(~mask))
+    # an episode that has ended costs nothing, nor does stopping
+    assert task.engine.passes - before == pytest.approx(measured * task.engine.n_pairs / 20)
+
+
+def test_seeds_repeat_and_greed_has_none():
+    task, policy = small_task("gpt2", 40, 0, REWARD), agent()
+    first, again, other = (rollouts(policy, task, REWARD, 4, seed) for seed in (1, 1, 2))
+    same = [np.array_equal(a.masks, b.masks) and a.order == b.order for a, b in zip(first, again, strict=True)]
+    assert all(same)
+    assert not all(np.array_equal(a.masks, b.masks) for a, b in zip(first[:4], other[:4], strict=True))
+    (alone,) = rollouts(policy, task, REWARD, 0, seed=9)
+    assert np.array_equal(alone.masks, first[4].masks) and np.array_equal(alone.masks, other[4].masks)
+
+
+# ---- circuits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_circuit_adds_up(model):
+    behaviour, settings = get_behaviour("ioi"), TaskSettings(pairs=4, k=60)
+    find = dict(model=model, behaviour=behaviour, policy=agent(), settings=settings, reward=REWARD)
+    circuit = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1))
+    engine = Engine(model, behaviour.pairs(model.tokenizer, 4, DISCOVERY_SEED))
+    assert circuit.faithfulness == pytest.approx(float(engine.faithfulness(circuit.mask)[0]), abs=1e-5)
+    assert circuit.edges == circuit.edges_pruned <= circuit.settings["edges_before_pruning"]
+    order, kept = set(circuit.order), set(np.flatnonzero(circuit.mask).tolist())
+    assert len(order) == len(circuit.order) and not order & kept and len(order | kept) == 60 == circuit.settings["candidates"]
+    assert circuit.method == "policy" and circuit.pairs == 4 and circuit.faithfulness_validation is None
+
+    again = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1))
+    assert again.to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
+
+    along = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1, best_along_episode=True))
+    assert along.passes == circuit.passes  # every mask was measured anyway
+    assert along.faithfulness >= min(0.5, circuit.faithfulness)
+    assert along.settings["last_masks"]["edges"] == circuit.edges
+    assert along.settings["last_masks"]["faithfulness"] == circuit.faithfulness
+    if circuit.faithfulness >= 0.5:
+        assert along.edges <= circuit.edges
+
+
+def test_validation_pairs_judge_if_asked(model):
+    behaviour, settings = get_behaviour("ioi"), TaskSettings(pairs=4, k=60)
+    find = dict(model=model, behaviour=behaviour, policy=agent(), settings=settings, reward=REWARD)
+    plain, judged = (
+        discover(**find, deployment=Deployment(rollouts=6, rule="paper", judge=j)) for j in ("discovery", "validation")
+    )
+    pairs = behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED)
+    fresh = Engine(model, pairs)
+    assert judged.faithfulness_validation == pytest.approx(float(fresh.faithfulness(judged.mask)[0]), abs=1e-5)
+    assert judged.faithfulness_validation >= float(fresh.faithfulness(plain.mask)[0]) - 1e-5
+    assert judged.passes == pytest.approx(plain.passes + 7 * len(pairs) / 20)
+
+
+# ---- policies on disk -----------------------------------------------------------------------------------------------
+
+
+def test_damaged_policies_are_one_line(tmp_path):
+    folder = tmp_path / "policy"
+    with pytest.raises(MechRLError, match="is missing"):
+        load_policy(folder)
+    agent().save(folder)
+    assert load_policy(folder).config.width == 16 and trained_with(folder) == (TaskSettings(), RewardSettings())
+    whole = (folder / "model.safetensors").read_bytes()
+    for damage, message in ((whole[: len(whole) // 2], "cut short"), (b"", "cut short")):
+        (folder / "model.safetensors").write_bytes(damage)
+        with pytest.raises(MechRLError, match=message) as caught:
+            load_policy(folder)
+        assert "\n" not in str(caught.value)
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "config.json").write_text('{"width": 32}')
+    with pytest.raises(MechRLError, match="does not fit") as caught:
+        load_policy(folder)
+    assert "\n" not in str(caught.value)
+    for text in ('{"width": 16', '{"depth": 3}', "[]"):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(MechRLError, match="damaged"):
+            load_policy(folder)
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(MechRLError, match="damaged; remove"):
+        trained_with(folder)
+
+
+@pytest.mark.parametrize("change", [{"tau": 1.5}, {"rule": "best"}, {"judge": "test"}, {"rollouts": -1}])
+def test_odd_deployments_are_refused(change):
+    with pytest.raises(MechRLError):
+        Deployment(**change)
