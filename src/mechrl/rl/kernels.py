@@ -12,6 +12,7 @@ fixed order, except in the maximum's gradient: there the winners' shares are add
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,18 +67,24 @@ def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tupl
     place = torch.zeros(G, U, H, dtype=torch.int64, device=table.device)
     step = max(1, _CHUNK // (rows.shape[2] * H))
     found, unit = table.new_empty(step * rows.shape[2], H), torch.arange(H, device=table.device)[:, None]
-    for g, t in enumerate(task.tolist()):
-        padded = torch.cat([table[t], table.new_zeros(1, H)])
-        for u in range(0, int(count[g]), step):
-            here = slice(u, min(u + step, int(count[g])))
-            these = rows[g, here].unflatten(1, (-1, 64))  # [u, blocks, 64]
-            values = torch.index_select(padded, 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
-            top[g, here], block = values.amax(2).max(1)  # [u, H]
-            candidates = these.gather(1, block[..., None].expand(-1, -1, 64))  # [u, H, 64]
-            winner = padded[candidates, unit].argmax(2, keepdim=True)
-            place[g, here] = candidates.gather(2, winner)[..., 0]
-            total[g, here] = nn.functional.embedding_bag(these.flatten(1), padded, mode="sum")
+    padded = torch.cat([table, table.new_zeros(len(table), 1, H)], 1)
+    for t, g, u in _by_table(task, count, U, step):
+        these = rows[g, u].unflatten(1, (-1, 64))  # [n, blocks, 64]
+        values = torch.index_select(padded[t], 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
+        top[g, u], block = values.amax(2).max(1)  # [n, H]
+        candidates = these.gather(1, block[..., None].expand(-1, -1, 64))  # [n, H, 64]
+        winner = padded[t][candidates, unit].argmax(2, keepdim=True)
+        place[g, u] = candidates.gather(2, winner)[..., 0]
+        total[g, u] = nn.functional.embedding_bag(these.flatten(1), padded[t], mode="sum")
     return total, top, place
+
+
+def _by_table(task: Tensor, count: Tensor, U: int, step: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """A table and the places (g, u) of at most `step` states that read it, until all are through."""
+    wanted = torch.arange(U, device=count.device) < count[:, None]
+    for t in task.unique().tolist():
+        for places in (wanted & (task == t)[:, None]).nonzero().split(step):
+            yield t, places[:, 0], places[:, 1]
 
 
 def pool_triton(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,15 +147,13 @@ class Picks(torch.autograd.Function):
 
 
 def scores_torch(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, count: Tensor) -> Tensor:
-    H, K = first.shape[1:]
-    result = first.new_zeros(*shift.shape[:2], K)
+    (G, U, H), K = shift.shape, first.shape[2]
+    result = first.new_zeros(G, U, K)
     step = max(1, _CHUNK // (K * H))
     hidden = first.new_empty(step, H, K)
-    for g, t in enumerate(task.tolist()):
-        for u in range(0, int(count[g]), step):
-            here = slice(u, min(u + step, int(count[g])))
-            torch.add(first[t], shift[g, here, :, None], out=hidden[: here.stop - u]).relu_()
-            result[g, here] = weight[g] @ hidden[: here.stop - u]
+    for t, g, u in _by_table(task, count, U, step):
+        torch.add(first[t], shift[g, u, :, None], out=hidden[: len(g)]).relu_()
+        result[g, u] = (weight[g, None] @ hidden[: len(g)])[:, 0]
     return result
 
 
