@@ -6,8 +6,8 @@ interest; while acting one group per state. `task` [G] says whose tables a group
     pool      sum and elementwise maximum of the table rows that a state consists of
     picks     log-probability of a pick and entropy of its distribution, from scores w · relu(first_k + shift_u)
 
-A state's rows are numbers below R; R itself stands for nothing. Table entries are not negative, as after a ReLU. Every sum has a
-fixed order, except in the maximum's gradient: there the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
+Table entries are not negative, as after a ReLU, and the last row is zero: it stands for nothing. Every sum has a fixed order, except
+in the maximum's gradient: there the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def available(like: Tensor) -> bool:
 
 
 def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. The row of a maximum of 0 is any or R:
+    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. The row of a maximum of 0 may be any:
     no gradient passes a ReLU there."""
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
@@ -54,28 +54,26 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         rows, place = ctx.saved_tensors
-        # row R collects what is nobody's and is left out
-        bag = d_total.new_zeros(*rows.shape[:2], ctx.R + 1).scatter_(2, rows, 1.0)
-        return (bag.mT @ d_total).scatter_add_(1, place, d_top)[:, : ctx.R], None, None, None
+        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(2, rows, 1.0)  # wrong for the last row, which has no gradient
+        return (bag.mT @ d_total).scatter_add_(1, place, d_top), None, None, None
 
 
 def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Looking for a maximum's place is slow: first for its block of 64 items, then there."""
     (_, R, H), (G, U, n_items) = table.shape, rows.shape
-    rows = nn.functional.pad(rows, (0, -n_items % 64), value=R)
+    rows = nn.functional.pad(rows, (0, -n_items % 64), value=R - 1)
     total, top = table.new_zeros(G, U, H), table.new_zeros(G, U, H)
     place = torch.zeros(G, U, H, dtype=torch.int64, device=table.device)
     step = max(1, _CHUNK // (rows.shape[2] * H))
     found, unit = table.new_empty(step * rows.shape[2], H), torch.arange(H, device=table.device)[:, None]
-    padded = torch.cat([table, table.new_zeros(len(table), 1, H)], 1)
     for t, g, u in _by_table(task, count, U, step):
         these = rows[g, u].unflatten(1, (-1, 64))  # [n, blocks, 64]
-        values = torch.index_select(padded[t], 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
+        values = torch.index_select(table[t], 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
         top[g, u], block = values.amax(2).max(1)  # [n, H]
         candidates = these.gather(1, block[..., None].expand(-1, -1, 64))  # [n, H, 64]
-        winner = padded[t][candidates, unit].argmax(2, keepdim=True)
+        winner = table[t][candidates, unit].argmax(2, keepdim=True)
         place[g, u] = candidates.gather(2, winner)[..., 0]
-        total[g, u] = nn.functional.embedding_bag(these.flatten(1), padded[t], mode="sum")
+        total[g, u] = nn.functional.embedding_bag(these.flatten(1), table[t], mode="sum")
     return total, top, place
 
 
@@ -260,15 +258,16 @@ if triton is not None:
         end = tl.where(start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first)  # padding: nothing to do
         sums = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         best = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
-        where = tl.full([block_u, block_i, block_h], R, dtype=tl.int32)
+        where = tl.full([block_u, block_i, block_h], R - 1, dtype=tl.int32)
         for step in range(first, end, 4 * block_i):
             for j in tl.static_range(4):
                 i = step + j * block_i + tl.arange(0, block_i)
-                row = tl.load(rows + i[None, :], mask=(u < U)[:, None] & (i < end)[None, :], other=R).to(tl.int32)
-                there = (row < R)[:, :, None]
+                row = tl.load(rows + i[None, :], mask=(u < U)[:, None] & (i < end)[None, :], other=R - 1).to(tl.int32)
+                place_of = table + row[:, :, None] * H + h[None, None, :]
                 if H % block_h:
-                    there = there & (h < H)[None, None, :]
-                value = tl.load(table + row[:, :, None] * H + h[None, None, :], mask=there, other=0.0)
+                    value = tl.load(place_of, mask=(h < H)[None, None, :], other=0.0)
+                else:
+                    value = tl.load(place_of)
                 sums += value
                 better = value > best
                 best = tl.where(better, value, best)

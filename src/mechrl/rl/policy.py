@@ -283,7 +283,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def act(self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
         """Draws an action for every state; `greedy` takes the likeliest type and picks instead."""
-        if states.mask.is_cuda:
+        if kernels.available(tables.edges):
             key = (len(states), tables.edges.data_ptr(), self.type_head.first.weight.data_ptr())
             if key not in self._graphs:
                 while len(self._graphs) >= _GRAPHS:
@@ -407,8 +407,8 @@ class _Trunk:
 
     def __init__(self, weights: Weights, tables: Tables) -> None:
         self.weights, self.tables = weights, tables
-        self.edge_table = self._mlp("edge_embedding", tables.edge_inputs).relu()  # [T, 2K, H]
-        self.node_table = self._mlp("node_embedding", tables.node_inputs).relu()  # [T, R, H]
+        self.edge_table = self._table("edge_embedding", tables.edge_inputs)  # [T, > 2K, H]
+        self.node_table = self._table("node_embedding", tables.node_inputs)
 
     def _weight(self, name: str, groups: int) -> Tensor:
         weight = self.weights[name]
@@ -419,6 +419,10 @@ class _Trunk:
             weight, bias = (self._weight(f"{name}.{layer}.{part}", len(x)) for part in ("weight", "bias"))
             x = torch.baddbmm(bias[:, None], x.relu() if layer == "second" else x, weight.mT)
         return x
+
+    def _table(self, name: str, inputs: Tensor) -> Tensor:
+        """Embeddings, and then a row or more of zeros that stand for nothing: a multiple of eight, which matrix products like."""
+        return nn.functional.pad(self._mlp(name, inputs).relu(), (0, 0, 0, 8 - inputs.shape[1] % 8))
 
     def context(self, task: Tensor, edges: tuple[Tensor, Tensor], nodes: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
         """[G, U, H] from sum and maximum over edges and over nodes."""
@@ -470,12 +474,12 @@ class _Trunk:
         set over all of them."""
         T, R, H = self.node_table.shape
         first = (self.node_table @ self.weights["node_head.first.weight"][..., :H].mT).view(T * R, H)
-        index = task[..., None] * R + rows.clamp_max(R - 1)
+        index = task[..., None] * R + rows
         of_rows = first.index_select(0, index.flatten()).view(*rows.shape, H)
         hidden = (of_rows + self._shift("node_head", context)[:, :, None]).relu()
         second = self._weight("node_head.second.weight", len(context))
         score = (hidden.flatten(1, 2) @ second.mT).view(rows.shape)
-        illegal = (rows == self.tables.node_start[task]) | (rows == R)
+        illegal = (rows == self.tables.node_start[task]) | (rows == self.tables.node_inputs.shape[1])
         if free is not None:
             illegal = illegal & ~free[..., None]
         return score.masked_fill(illegal, -math.inf).log_softmax(-1)
