@@ -8,10 +8,11 @@ blocks know better; if all orders fail it is halved, after a success it is doubl
 exchanges follow.
 
 **Exchanges.** One gradient at the circuit itself estimates what every edge in it costs to cut and what every edge outside would
-gain. It cannot be trusted alone: where the circuit overshoots, its most important edges seem harmful. So for the edges that seem
-cheapest f without each is measured, one pass an edge. To first order costs and gains add up: the a best additions are traded for
-the r cheapest removals, r > a, with r at or below the predicted limit. The smallest circuit of f ≥ τ is taken, and once more on the
-same figures. The search ends when no trade makes the circuit smaller.
+gain. It cannot be trusted alone: where the circuit overshoots, its most important edges seem harmful. So f is measured without the
+edges that seem cheapest, one pass for each, or in a large circuit for a few at a time. To first order costs and gains add up: the a
+best additions are traded for the r cheapest removals, r > a, with r at or below the predicted limit. Trades are tried from the one
+that leaves the smallest circuit on, a few at once, until some have f ≥ τ. The search ends when no trade makes the circuit smaller,
+or when an exchange has cost more passes than the edges it removed are worth.
 
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
@@ -29,10 +30,12 @@ WEIGHTS = (0.0, 0.3, 1.0)  # of negative scores: cut them first, cut them early,
 LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
-MEASURED = (0.25, 12, 30)  # the part of a circuit whose costs are measured, but at least and at most so many edges
+GROUPS = (0.25, 12, 20)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
+GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
 NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)
-TRADES = 2  # on the same figures
+AT_ONCE = 4  # trades
+PASSES_PER_EDGE = 15  # what an exchange may cost for every edge that it removes, if another is to follow
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
@@ -78,45 +81,44 @@ def _cut_block(problem: Problem, state: State, steps: int) -> State:
 
 def _exchange(problem: Problem, state: State) -> State:
     """Measures once, then trades additions for more removals."""
-    engine, before, f = problem.engine, state.mask, state.faithfulness
-    alive, outside = np.flatnonzero(before), np.flatnonzero(~before)
+    engine, mask, f = problem.engine, state.mask, state.faithfulness
+    alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask)
     if not len(alive):
-        return _finished(state)
-    gradient = engine.gradient(before[None].astype(np.float64), problem.candidates).gradient[0]
+        return _finished(state, "no edge is left")
+    gradient = engine.gradient(mask[None].astype(np.float64), problem.candidates).gradient[0]
     gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
     best = outside[np.argsort(-gain[outside], kind="stable")]
-    part, at_least, at_most = MEASURED
-    cheap = alive[np.argsort(gain[alive], kind="stable")][: int(np.clip(part * len(alive), at_least, at_most))]
-    cost = f - problem.judge(_prune(problem, np.stack([_changed(before, [edge]) for edge in cheap])))
+    part, at_least, at_most = GROUPS
+    size = max(1, round(len(alive) * GROUP))
+    cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
+    groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
+    cost = f - problem.judge(_prune(problem, np.stack([_changed(mask, group) for group in groups])))
     order = np.argsort(cost, kind="stable")
-    removable = cheap = cheap[order]
-    cost = cost[order]
+    cheap, cost = np.concatenate([groups[i] for i in order]), np.maximum(cost[order], 0.0)
 
-    mask = before
-    for _ in range(TRADES):
-        trades = []
-        for a in ADDITIONS:
-            room = f - problem.tau + gain[best[:a]].sum()
-            limit = int(np.searchsorted(np.cumsum(np.maximum(cost, 0.0)), room, side="right"))
-            removals = {a + 1, *(round(near * limit) for near in NEAR_LIMIT)}
-            trades += [(a, r) for r in sorted(removals) if a < r <= len(cheap)]
-        if not trades:
-            break
-        trials = _prune(problem, np.stack([_changed(mask, cheap[:r], best[:a]) for a, r in trades]))
-        judged, sizes = problem.judge(trials), trials.sum(1)
-        smaller = np.flatnonzero((judged >= problem.tau) & (sizes < mask.sum()))
-        if not len(smaller):
-            break
-        chosen = min(smaller, key=lambda i: (sizes[i], -judged[i]))
-        mask, f = trials[chosen], float(judged[chosen])
-        left = mask[cheap]
-        cheap, cost, best = cheap[left], cost[left], best[~mask[best]]
-    return _finished(state) if mask is before else _moved(problem, state, mask, f, removable, 0.0)
+    trades = []
+    for a in ADDITIONS:
+        limit = int(np.searchsorted(np.cumsum(cost), f - problem.tau + gain[best[:a]].sum(), side="right"))
+        removals = {a + 1, *(round(near * limit) * size for near in NEAR_LIMIT)}
+        trades += [_changed(mask, cheap[:r], best[:a]) for r in sorted(removals) if a < r <= len(cheap)]
+    trials = _prune(problem, np.stack([mask, *trades]))
+    sizes = trials.sum(1)
+    trials = trials[np.argsort(sizes, kind="stable")][: (sizes < mask.sum()).sum()]
+    for first in range(0, len(trials), AT_ONCE):
+        some = trials[first : first + AT_ONCE]
+        judged = problem.judge(some)
+        if (judged >= problem.tau).any():
+            # what f has above tau is worth edges too: as many as it could pay for at the mean cost
+            worth = (judged - problem.tau) / max(cost.mean() / size, 1e-9)
+            chosen = int(np.where(judged >= problem.tau, some.sum(1) - worth, np.inf).argmin())
+            following = _moved(problem, state, some[chosen], float(judged[chosen]), cheap, 0.0)
+            removed, spent = mask.sum() - following.mask.sum(), 3 + len(groups) + first + len(some)
+            return following if removed * PASSES_PER_EDGE >= spent else _finished(following, "exchanges hardly make it smaller")
+    return _finished(state, "no exchange makes it smaller")
 
 
-def _finished(state: State) -> State:
-    note = f"{int(state.mask.sum())} edges; no exchange makes the circuit smaller"
-    return State(state.mask, state.order, state.faithfulness, state.extra, True, note)
+def _finished(state: State, why: str) -> State:
+    return State(state.mask, state.order, state.faithfulness, state.extra, True, f"{int(state.mask.sum())} edges; {why}")
 
 
 def _moved(problem: Problem, state: State, mask: np.ndarray, f: float, order: np.ndarray, block: float) -> State:
