@@ -75,11 +75,11 @@ def planted_qkv(architecture: str = "gpt2") -> Planted:
     plan.look_up(2, B, C, table)
     edges = ["input->a0.h3<v>", "input->a1.h1<q>", "a0.h3->a1.h1<k>", "input->a1.h1<v>", "a1.h1->m2", "m2->logits"]
     clean, corrupt = _distinct_tokens()
-    place = 1 + torch.arange(PAIRS) % (LENGTH - 3)
+    # the place differs between the prompts of a pair: were it the same, v alone would do, for q and k could both be corrupted
     row = torch.arange(PAIRS)
-    for tokens in (clean, corrupt):
-        tokens[:, -1] = tokens[row, place]
-    return plan.planted(C, clean, corrupt, table[clean[row, place + 1]], table[corrupt[row, place + 1]], edges)
+    place, other = 1 + row % (LENGTH - 3), 1 + (row + 1) % (LENGTH - 3)
+    clean[:, -1], corrupt[:, -1] = clean[row, place], corrupt[row, other]
+    return plan.planted(C, clean, corrupt, table[clean[row, place + 1]], table[corrupt[row, other + 1]], edges)
 
 
 def planted_parallel(architecture: str = "gpt2") -> Planted:

@@ -11,10 +11,6 @@ from tests.planted import planted_chain, planted_parallel, planted_qkv
 from tests.search.problems import names, planted_problem, tiny_problem
 
 
-def value_path(edges: set[str]) -> set[str]:
-    return {edge for edge in edges if "a0.h3" not in edge and "<q>" not in edge}
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("plant", [planted_chain, planted_qkv, planted_parallel])
 def test_planted_circuits_are_found(plant, architecture):
@@ -22,9 +18,7 @@ def test_planted_circuits_are_found(plant, architecture):
     problem = planted_problem(planted)
     state = blockwise(problem)
     found = names(problem, state.mask)
-    # in planted_qkv the corrupted prompt repeats its token at the same place, so with q and k both cut the head still looks to the
-    # right place: the path through v alone is a smaller circuit of the same f
-    assert found == planted.edges or (plant is planted_qkv and found == value_path(planted.edges))
+    assert found == planted.edges
     assert state.faithfulness > 0.99
 
 
