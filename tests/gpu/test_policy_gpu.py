@@ -215,7 +215,7 @@ def test_an_iteration_on_the_device_equals_the_cpus_update():
     ours, expected = on_gpu._update(moved), on_cpu._update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for a, b in zip(on_gpu.parameters, on_cpu.parameters, strict=True):
-        assert (a.cpu() - b).abs().max() < 2e-4  # Adam's first steps divide by the gradient's size, however small it is
+        assert (a.cpu() - b).abs().max() < 5e-5  # of up to 1e-3 that four steps of Adam go
     rows = list(on_gpu.run())
     assert len(rows) == 4 and np.isfinite(rows[-1]["loss/policy"])
 

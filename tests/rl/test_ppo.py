@@ -111,7 +111,8 @@ def test_one_backward_pass_gives_every_behaviours_gradient(size):
 
 
 def timeless(row: dict) -> dict:
-    return {key: value for key, value in row.items() if not key.startswith("time/")}
+    """Without what depends on the clock, and what there is nothing to say about."""
+    return {key: value for key, value in row.items() if not key.startswith("time/") and value is not None}
 
 
 def test_ended_episodes_are_reported_by_behaviour():
