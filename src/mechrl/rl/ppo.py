@@ -156,14 +156,16 @@ class Trainer:
         states, choices, outcomes = [], [], []
         seconds = {"act": 0.0, "engine": 0.0}
         for _ in range(steps):
-            began = time.perf_counter()
-            here = self._states()
+            clock = [time.perf_counter()]
+            here = self._states()  # waits for the slowest rank's engine
+            clock.append(time.perf_counter())
             choice = self.policy.act(self.tables, here, self.generator)
-            decided = time.perf_counter()
+            clock.append(time.perf_counter())
             actions = choice.actions
             step = env.step(Actions(actions.type[self.mine], actions.edges[self.mine], actions.node[self.mine]))
-            seconds["act"] += decided - began
-            seconds["engine"] += time.perf_counter() - decided
+            clock.append(time.perf_counter())
+            seconds["act"] += clock[2] - clock[1]
+            seconds["engine"] += clock[3] - clock[2] + clock[1] - clock[0]
             states.append(here)
             choices.append(choice)
             outcomes.append(np.stack([step.reward, step.f, step.edges, step.done], 1))
