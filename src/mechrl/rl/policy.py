@@ -284,7 +284,7 @@ class Policy(nn.Module):
     def act(self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
         """Draws an action for every state; `greedy` takes the likeliest type and picks instead."""
         if kernels.available(tables.edges):
-            key = (len(states), tables.edges.data_ptr(), self.type_head.first.weight.data_ptr())
+            key = (len(states), tables.edges.data_ptr(), *(p.data_ptr() for p in self.parameters()))
             if key not in self._graphs:
                 while len(self._graphs) >= _GRAPHS:
                     del self._graphs[next(iter(self._graphs))]
