@@ -77,7 +77,7 @@ def visit(chromium, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
             path.write_text(page(list(circuits)), encoding="utf-8")
             url = path.as_uri()
         now.page.goto(url)
-        now.page.wait_for_selector(".node.on")
+        now.page.wait_for_selector(".node[aria-label]")  # drawn
         now.url_opened = url
         return now
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from mechrl.behaviours import get_behaviour
+from mechrl.circuit import Circuit
+from mechrl.graph import Graph
 from mechrl.models import load_model
 from mechrl.viewer import circuit_html, page
-from mechrl.viewer.data import circuit_data
+from mechrl.viewer.data import Replay, circuit_data
 from mechrl.viewer.server import PageServer
 from tests.viewer.circuits import GPT2, SMOLLM2, random_circuit
 
@@ -321,6 +323,30 @@ def test_light_and_dark(visit, toy: dict, scheme: str) -> None:
     v.click("#theme")
     assert darkness() == (scheme == "light")
     assert drawn(v) != before  # the edges too
+
+
+@pytest.mark.parametrize(
+    "circuit",
+    [
+        random_circuit(Graph(1, 1, 1), 4, removed=1, nodes=2),
+        random_circuit(Graph(6, 8, 1), 60, removed=60, nodes=20, scored=False),  # one k and v for all heads
+        random_circuit(Graph(48, 25, 25), 300, removed=50, nodes=100),  # GPT-2 XL
+        random_circuit(GPT2, 0, nodes=0, order=(5, 6, 7)),  # nothing is left
+        random_circuit(GPT2, 30, mask=np.ones(GPT2.n_edges, dtype=bool)),  # nothing was removed
+    ],
+    ids=["one-head", "multi-query", "large", "empty", "everything"],
+)
+def test_any_shape_is_laid_out_within_the_picture(visit, circuit: Circuit) -> None:
+    v = visit(circuit_data(circuit))
+    assert shown(v) == (names_at(circuit_data(circuit), Replay(circuit).live.shape[0] - 1) if circuit.edges else set())
+    world = v.locator(".world").bounding_box()
+    for box in v.evaluate("[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().toJSON())"):
+        assert world["x"] <= box["left"] and box["right"] <= world["x"] + world["width"]
+        assert world["y"] <= box["top"] and box["bottom"] <= world["y"] + world["height"]
+    boxes = v.evaluate("[...document.querySelectorAll('.node.on')].map(n => n.getBoundingClientRect().toJSON())")
+    x, y, w, h = (np.array([box[side] for box in boxes]) for side in ("left", "top", "width", "height"))
+    apart = (abs(x[:, None] - x) >= np.minimum(w[:, None], w)) | (abs(y[:, None] - y) >= np.minimum(h[:, None], h))
+    assert (apart | np.eye(len(boxes), dtype=bool)).all()  # no label covers another
 
 
 def test_from_the_server(visit, toy: dict) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,14 @@ def test_a_long_order_is_replayed_from_where_it_can_be_drawn() -> None:
     assert f"{data.MOST_EDGES:,}" in shown["notes"][0]
 
 
+def test_what_cannot_be_replayed_or_drawn_says_so() -> None:
+    half = np.arange(GPT2.n_edges) % 2 == 0
+    large = random_circuit(GPT2, 30, mask=half, order=tuple(np.flatnonzero(~half).tolist()))
+    assert [note.split()[0] for note in circuit_data(large)["notes"]] == ["There", "Drawn"]
+    empty = random_circuit(GPT2, 0, nodes=0, order=(5, 6, 7))
+    assert [note.split()[:2] for note in circuit_data(empty)["notes"]] == [["No", "edge"]]
+
+
 def test_roles_hold_for_the_model_they_were_found_in() -> None:
     for model, n in (("gpt2", 26), ("openai-community/gpt2", 26), ("gpt2-medium", 0), ("toy", 0)):
         assert len(circuit_data(random_circuit(GPT2, 30, model=model), None, IOI)["known"]) == n
@@ -114,6 +123,12 @@ def test_f_along_the_order_is_the_engines(toy: Model, found: Circuit, shown: dic
     engine = Engine(toy, IOI.pairs(toy.tokenizer, found.pairs, found.seed))
     expected = engine.faithfulness(Replay(found).there[[0, len(f) // 2]]).tolist()  # dead edges and all
     assert [f[0], f[len(f) // 2]] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_file_that_claims_another_f_is_contradicted(toy: Model, found: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "STOPS", 2)
+    assert circuit_data(found, toy, IOI)["notes"] == []
+    assert "says f = 0.990; measured here" in circuit_data(replace(found, faithfulness=0.99), toy, IOI)["notes"][-1]
 
 
 def test_answers_are_the_models(toy: Model, found: Circuit, shown: dict) -> None:

@@ -45,6 +45,7 @@ def circuit_data(
     try:
         data: dict[str, Any] = {
             "facts": _facts(circuit),
+            "settings": [(str(key), str(value)) for key, value in dict(circuit.settings).items()],
             "name": f"{circuit.behaviour} in {circuit.model}",
             "lead": _lead(circuit),
             "tau": float(circuit.tau),
@@ -53,6 +54,7 @@ def circuit_data(
             "sources": circuit.graph.source_names,
             "receivers": circuit.graph.receiver_names,
             "edges": replay.edges(),
+            "most": MOST_EDGES,
             "stops": {"size": replay.size, "live": replay.live.sum(1).tolist(), "f": None},
             "known": _known(circuit, behaviour),
             "notes": [*replay.notes, *([missing] if missing else [])],
@@ -67,6 +69,10 @@ def circuit_data(
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no prompts can be made for it")
         pairs = behaviour.pairs(model.tokenizer, circuit.pairs, circuit.seed, part="discovery", n_ctx=model.spec.n_ctx)
         data["stops"]["f"], data["pairs"] = _answers(model, pairs, replay, report)
+        if abs(data["stops"]["f"][-1] - circuit.faithfulness) > 0.005:
+            data["notes"].append(
+                f"The file says f = {circuit.faithfulness:.3f}; measured here, f = {data['stops']['f'][-1]:.3f}."
+            )
         data["attention"] = _attention(model, pairs, replay, set(data["known"]))
         if len(data["attention"]["pairs"]) < len(data["pairs"]):
             data["notes"].append("Attention patterns of the longest prompts are left out, to keep the page small.")
@@ -80,13 +86,14 @@ class Replay:
         self.circuit, self.graph = circuit, circuit.graph
         order = [e for e in dict.fromkeys(circuit.order) if not circuit.mask[e]]
         self.notes = []
-        if circuit.edges + len(order) > MOST_EDGES:
-            left = max(0, MOST_EDGES - circuit.edges)
-            self.notes.append(
-                f"The replay begins with the last {circuit.edges + left:,} of {circuit.edges + len(order):,} edges."
-            )
+        left = max(0, MOST_EDGES - circuit.edges)
+        if len(order) > left:
+            begins = f"The replay begins with the last {MOST_EDGES:,} of {circuit.edges + len(order):,} edges."
+            self.notes.append(begins if left else "There are too many edges to replay their removal.")
             order = order[len(order) - left :]
-        elif not order:
+        if circuit.edges > MOST_EDGES:
+            self.notes.append(f"Drawn are the {MOST_EDGES:,} most important edges.")
+        elif not circuit.order:
             self.notes.append("The file holds no removal order: there is nothing to replay.")
         removed = _stops(circuit.edges, len(order))
         self.size = [circuit.edges + len(order) - n for n in removed]
@@ -94,6 +101,8 @@ class Replay:
         for stop, n in enumerate(removed):
             self.there[stop, order[n:]] = True
         self.live = self.graph.prune(self.there)
+        if not self.live[-1].any():
+            self.notes.append("No edge that was kept lies on a path from the input to the logits.")
 
     def edges(self) -> dict[str, Any]:
         """Column by column, every edge of the first stop. `stops`: at so many, from the first, is it on a path.
@@ -146,7 +155,6 @@ def _facts(circuit: Circuit) -> list[tuple[str, str]]:
         *([("f, validation", f(circuit.faithfulness_validation, ""))] if circuit.faithfulness_validation is not None else []),
         ("cost", f"{float(circuit.passes):,.0f} passes, {float(circuit.seconds):,.1f} s"),
         ("seed", str(circuit.seed)),
-        *((f"settings: {key}", str(value)) for key, value in dict(circuit.settings).items()),
         ("version", str(circuit.version)),
     ]
 

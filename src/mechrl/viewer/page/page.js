@@ -49,7 +49,7 @@
       return { name, kind: part[4], nodes: members, shared };
     });
     const stops = raw.stops.size.length;
-    const peak = Math.max(...raw.edges.importance.map(Math.abs), 1e-30);
+    const peak = raw.edges.importance.reduce((most, x) => Math.max(most, Math.abs(x)), 1e-30);
     const edges = raw.edges.id.map((id, i) => {
       const share = Math.abs(raw.edges.importance[i]) / peak;
       const edge = {
@@ -177,10 +177,11 @@
       const column = Math.min(104, (width - left - right) / (circuit.heads + spine));
       const grid = column * (circuit.heads + spine), x0 = left + Math.max(0, (width - left - right - grid) / 2);
       const chip = { w: Math.min(44, column * 0.78), h: Math.min(24, row * 0.66) };
-      const middle = x0 + (split + spine / 2) * column, endWidth = Math.max(120, Math.min(grid * 0.42, 2 * (middle - x0)));
+      const middle = x0 + (split + spine / 2) * column, endWidth = Math.max(120, grid * 0.42);
+      const centre = Math.max(x0 + endWidth / 2, Math.min(middle, x0 + grid - endWidth / 2)); // of the input and the logits
       const floor = height - bottom - ends + 14;
       const yOf = (layer) => floor - (layer + 0.5) * row;
-      Object.assign(this, { width, height, chip, middle, endWidth, row });
+      Object.assign(this, { width, height, chip, middle, centre, endWidth, row, x0, grid });
       this.world.style.height = `${height}px`;
 
       this.rows.replaceChildren();
@@ -191,17 +192,19 @@
         this.rows.append(stripe);
       }
       const raise = row * (row > 48 ? 0.25 : 0.13); // an MLP reads the heads of its own layer, so it stands a little higher
+      const longest = `${circuit.layers - 1}.${circuit.heads - 1}`.length; // a monospaced character is 0.6 of its size wide
+      const brief = longest * 8 * 0.6 > chip.w - 2; // no room for 11.10 at the smallest size: then 10, and the row says the layer
+      const size = Math.max(8, Math.min(11, chip.h * 0.7, (chip.w - 2) / ((brief ? 3 : longest) * 0.6)));
       for (const node of circuit.nodes) {
         let place;
         if (node.kind === "head") place = { x: x0 + (node.head + 0.5 + (node.head < split ? 0 : spine)) * column, y: yOf(node.layer) + raise, ...chip };
         else if (node.kind === "mlp") place = { x: middle, y: yOf(node.layer) - raise, ...chip };
-        else place = { x: middle, y: node.name === "input" ? height - bottom + 4 : top - 8, w: endWidth, h: 24 };
+        else place = { x: centre, y: node.name === "input" ? height - bottom + 4 : top - 8, w: endWidth, h: 24 };
         this.places.set(node.name, place);
         const button = this.buttons.get(node.name);
         Object.assign(button.style, { left: `${place.x}px`, top: `${place.y}px`, width: `${place.w}px`, height: `${place.h}px` });
-        const brief = chip.w < 25 || chip.h < 15;
-        button.style.fontSize = node.kind === "end" ? "" : `${Math.max(8, Math.min(11, chip.h * 0.68, chip.w * (brief ? 0.6 : 0.36)))}px`;
-        button.textContent = node.kind === "head" ? (chip.w < 25 ? `${node.head}` : `${node.layer}.${node.head}`) : node.name;
+        button.style.fontSize = node.kind === "end" ? "" : `${size}px`;
+        button.textContent = node.kind === "head" ? (brief ? `${node.head}` : `${node.layer}.${node.head}`) : node.name;
       }
       this.brackets = [];
       if (circuit.group > 1) {
@@ -240,7 +243,10 @@
       const lane = Math.min(9, to.w / 4) * { q: -1, k: 0, v: 1, in: 0 }[port.kind];
       if (port.shared) { x3 += port.kind === "k" ? -4 : 4; y3 += 4; } else if (port.kind !== "in" && this.circuit.group === 1) x3 += lane;
       // the input and the logits are wide: their edges begin and end below or above the component at the other end
-      const along = (x) => this.middle + (x - this.middle) * (this.endWidth - 24) / (2 * Math.max(1, this.width / 2 - 60));
+      const half = this.endWidth / 2 - 12, anchor = Math.max(this.centre - half, Math.min(this.middle, this.centre + half));
+      const along = (x) => x < this.middle
+        ? anchor - (anchor - this.centre + half) * (this.middle - x) / (this.middle - this.x0)
+        : anchor + (this.centre + half - anchor) * (x - this.middle) / (this.x0 + this.grid - this.middle);
       if (edge.source.kind === "end") x0 = along(x3);
       if (port.nodes[0].kind === "end") x3 = along(x0);
       const rise = y0 - y3, pull = Math.max(8, rise * 0.46);
@@ -261,6 +267,7 @@
       if (!this.width) return;
       const { circuit } = this;
       let drawn = circuit.edges.filter((edge) => this.shows(edge));
+      if (drawn.length > circuit.raw.most) drawn = drawn.sort((a, b) => b.share - a.share).slice(0, circuit.raw.most);
       const dashed = drawn.length <= (moving ? DASHED_AT_ONCE : DASHED_AT_ALL);
       clearTimeout(this.rest);
       if (moving && !dashed) {
@@ -286,7 +293,7 @@
       if (![...this.buttons.values()].some((b) => b.tabIndex === 0)) this.roving("logits");
       for (const { bracket, name } of this.brackets) bracket.classList.toggle("on", fed.has(name));
       const context = this.context(this.base);
-      const crowd = Math.max(0.22, Math.min(0.9, 4.2 / Math.sqrt(drawn.length)));
+      const crowd = Math.max(0.22, Math.min(0.9, 7 / Math.sqrt(drawn.length)));
       if (comparable && state.filter === "all") {
         this.stroke(context, drawn.filter((e) => !shared.ids.has(e.id)), crowd * 0.38, 0.75, dashed);
         this.stroke(context, drawn.filter((e) => shared.ids.has(e.id)), Math.min(1, crowd * 1.25), 1.15, dashed);
@@ -401,7 +408,7 @@
       this.readout = el("div", { class: "readout" }, this.big, this.small, this.dead);
       this.root = el("footer", { class: "replay" }, this.button, el("div", { class: "track" }, this.chart, this.range, el("div", { class: "ends" }, el("span", {}, plural(circuit.raw.stops.size[0], "edge")), el("span", {}, number(circuit.raw.stops.size[last])))), this.readout);
       this.chart.toggleAttribute("hidden", !circuit.raw.stops.f);
-      this.button.disabled = this.range.disabled = last === 0;
+      this.root.classList.toggle("still", last === 0);
       this.icon();
     }
 
@@ -444,9 +451,9 @@
         const rule = (f, colour, dash) => el("line", { x1: pad, x2: width - pad, y1: this.y(f), y2: this.y(f), stroke: `var(--${colour})`, "stroke-dasharray": dash });
         this.cursor = el("line", { y1: 0, y2: height, stroke: "var(--faint)" });
         this.dot = el("circle", { r: 3.5, fill: "var(--accent)", stroke: "var(--ground)", "stroke-width": 1.5 });
-        const label = (f, text) => el("text", { x: width - pad + 6, y: this.y(f) + 3.5, class: "label" }, text);
+        const label = (y, text) => el("text", { x: width - pad + 6, y: y + 3.5, class: "label" }, text);
         this.chart.replaceChildren(
-          rule(1, "line", ""), rule(raw.tau, "faint", "3 3"), label(1, "f = 1"), label(raw.tau, "τ"), this.cursor,
+          rule(1, "line", ""), rule(raw.tau, "faint", "3 3"), label(this.y(1), "f = 1"), label(Math.max(this.y(raw.tau), this.y(1) + 11), "τ"), this.cursor,
           el("path", { d: points, fill: "none", stroke: "var(--accent)", "stroke-width": 1.5, "stroke-linejoin": "round" }), this.dot,
         );
       }
@@ -625,7 +632,7 @@
     const at = (query, key) => bytes[query * (query + 1) / 2 + key] / 255;
     const readout = el("p", { "aria-live": "polite" });
     const summary = () => {
-      const row = tokens.map((_, key) => [at(n - 1, key), key]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+      const row = tokens.map((_, key) => [at(n - 1, key), key]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([p]) => p >= 0.01);
       readout.textContent = `The last token looks at ${row.map(([p, key]) => `“${tokens[key].trim()}” ${p.toFixed(2)}`).join(", ")}.`;
     };
     const canvas = el("canvas", { role: "img", "aria-label": `Attention pattern of ${node.name}, ${RUNS[state.run]} run` });
@@ -727,9 +734,9 @@
   const switcher = () => segments("Circuit", { 0: "Circuit A", 1: "Circuit B" }, state.active, (i) => keepFocus(() => { state.active = +i; showDetails(); }));
 
   function showAbout() {
-    const circuit = circuits[state.active], { facts, known, notes } = circuit.raw;
+    const circuit = circuits[state.active], { facts, settings, known, notes } = circuit.raw;
     const parts = [el("h2", {}, circuit.raw.name)];
-    if (both) parts.push(el("p", { class: "lead" }), switcher());
+    if (both) parts.push(switcher());
     if (comparable) {
       const union = shared.ids.size + shared.only[0] + shared.only[1];
       const on = circuits.map((c) => c.nodes.filter((n) => n.kind !== "end" && isOn(c, n)).map((n) => n.name));
@@ -746,6 +753,7 @@
       parts.push(el("h3", {}, "Components found by hand", el("span", {}, `${found.length} of ${roles.length} here`)));
       parts.push(el("table", { class: "facts roles" }, el("tbody", {}, ...roles.map(([name, [role]]) => el("tr", {}, el("th", {}, el("span", { class: "name" }, name)), el("td", {}, role), el("td", {}, isOn(circuit, circuit.byName.get(name)) ? "here" : "not here"))))));
     }
+    if (settings.length) parts.push(el("h3", {}, "Settings of the search"), table(settings));
     parts.push(...notes.map((note) => el("p", { class: "why" }, note)));
     $("about").replaceChildren(...parts);
   }
