@@ -34,9 +34,9 @@ def test_cells_change_with_all_that_determines_them() -> None:
     assert (
         cell("policy").name != circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), Agent("2", 300, "metric", {})).name
     )
-    assert cell("policy").name != cell("policy", tf32=True).name
+    assert cell("policy").name != cell("policy", half=True).name
     assert cell("greedy").name != cell("greedy", tau=0.8).name
-    assert cell("greedy").name == cell("greedy", rollouts=3).name == cell("greedy", tf32=True).name
+    assert cell("greedy").name == cell("greedy", rollouts=3).name == cell("greedy", half=True).name
 
 
 def test_deployments_of_one_adapted_policy_share_its_training() -> None:

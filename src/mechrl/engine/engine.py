@@ -70,11 +70,15 @@ class Engine:
 
     memory_bytes: what a chunk of circuits may use; worked out from the device if not given.
     tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
+    half: there, circuits (not gradients) run on float16 rows, streams and weights with float32 sums: as precise as TF32, with half
+        the memory traffic. Meant for training, which asks for many and compares with margins.
     """
 
-    def __init__(self, model: Model, pairs: HasTokens, *, memory_bytes: int | None = None, tf32: bool = False) -> None:
+    def __init__(
+        self, model: Model, pairs: HasTokens, *, memory_bytes: int | None = None, tf32: bool = False, half: bool = False
+    ) -> None:
         self.model, self.graph = model, model.graph
-        self.tf32 = tf32
+        self.tf32, self.half = tf32, half
         self.passes = 0.0  # forward 1, backward 2, per circuit and 20 pairs
         self._memory = memory_bytes
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
@@ -302,7 +306,7 @@ class Engine:
 
     def ground(self) -> Ground:
         if self._ground is None:
-            self._ground = Ground.of(self.model, self.cache, self.tf32)
+            self._ground = Ground.of(self.model, self.cache, self.tf32, self.half)
         return self._ground
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------------

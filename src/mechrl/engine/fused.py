@@ -23,24 +23,31 @@ from mechrl.models.base import Model
 class Ground:
     """What all runs on the same pairs share: the model's reading weights, the pairs' cache, where its groups begin, working memory."""
 
-    def __init__(self, model: Model, cache: PairsCache, bounds: np.ndarray, tf32: bool) -> None:
-        """`bounds` [2, groups + 1]: where every group's active tokens and pairs begin in the cache."""
+    def __init__(self, model: Model, cache: PairsCache, bounds: np.ndarray, tf32: bool, half: bool) -> None:
+        """`bounds` [2, groups + 1]: where every group's active tokens and pairs begin in the cache.
+
+        half: rows, normalised streams and weights have float16's ten bits, as TF32 has them in a matrix product, and half the
+        traffic; sums are in float32, and so is everything of the corrupted run.
+        """
         self.model, self.cache, self.tf32 = model, cache, tf32
+        self.dtype = torch.float16 if half else model.dtype
+        reduced = model.to(dtype=torch.float16) if half else model
+        self.attention, self.mlp = reduced.attention, reduced.mlp
         self.bounds, self.sizes = torch.from_numpy(bounds).to(model.device), np.diff(bounds)
         self.longest = self.sizes.max(1).tolist()
-        self.readers = [kernels.readers(attention) for attention in model.attention]
+        self.readers = [kernels.readers(attention) for attention in self.attention]
         self._buffer: Tensor | None = None
 
     @staticmethod
-    def of(model: Model, cache: PairsCache, tf32: bool) -> Ground:
+    def of(model: Model, cache: PairsCache, tf32: bool, half: bool) -> Ground:
         """One group: all pairs."""
-        return Ground(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32)
+        return Ground(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32, half)
 
     def room(self, n: int) -> Tensor:
         """[n, d] that the next run uses again."""
         if self._buffer is None or len(self._buffer) < n:
             self._buffer = None  # let go of the old one first
-            self._buffer = self.cache.input_difference.new_empty(n, self.model.spec.d_model)
+            self._buffer = self.cache.input_difference.new_empty(n, self.model.spec.d_model, dtype=self.dtype)
         return self._buffer[:n]
 
 
@@ -69,7 +76,8 @@ class FusedRun:
     def forward(self, inputs: Tensor) -> Tensor:
         """Fills the store; returns the normalised last streams [pairs of all outputs, d]."""
         self.fill(inputs)
-        return self._streams(self._stages[-1].last, self.ground.cache.resid_final, last=True)
+        jobs, resid = self._stages[-1].last, self.ground.cache.resid_final
+        return self._streams(jobs, resid, last=True, out=resid.new_empty(jobs.n_tokens, resid.shape[1]))
 
     def _streams(self, jobs: Jobs, resid: Tensor, last: bool, out: Tensor | None = None) -> Tensor:
         ground = self.ground
@@ -84,13 +92,13 @@ class FusedRun:
         x = self.flat.new_empty(n + stage.last.n_tokens, self.flat.shape[1])
         self._streams(stage.full, layer.resid_mlp, False, x[:n])
         self._streams(stage.last, layer.last.resid_mlp, True, x[n:])
-        self.ground.model.mlp[stage.layer](x, out=x)
+        self.ground.mlp[stage.layer](x, out=x)
         kernels.subtract(stage.full, x[:n], layer.mlp, bounds[0], self.flat[stage.full_at :])
         kernels.subtract(stage.last, x[n:], layer.last.mlp, bounds[1], self.flat[stage.last_at :])
 
     def _attention(self, stage: _StageOnDevice) -> None:
         ground, spec = self.ground, self.ground.model.spec
-        layer, weights = ground.cache.layers[stage.layer], ground.model.attention[stage.layer]
+        layer, weights = ground.cache.layers[stage.layer], ground.attention[stage.layer]
         inputs = []
         for jobs, resid, last in ((stage.full, layer.resid_attention, False), (stage.last, layer.last.resid_attention, True)):
             x = self._streams(jobs, resid, last)

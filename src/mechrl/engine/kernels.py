@@ -139,7 +139,7 @@ def attend(
     """
     corrupted = cache.layers[layer]
     z = inputs.new_empty(heads.n_tokens, spec.d_head)
-    cos, sin = cache.token_rotary or (z, z)
+    cos, sin = cache.token_rotary or (corrupted.q, corrupted.q)  # not read without rotary positions
     half = spec.d_head // 2
     if heads.n:
         _attend_kernel[(heads.n, most_pairs)](
@@ -219,7 +219,7 @@ if triton is not None:
             if last_pool:
                 row = tl.where(code % 2 == 1, row, in_full_row)
             at = (code // 2 + row) * d
-            x += tl.load(flat + at[:, None] + column[None, :], mask=inside, other=0.0)
+            x += tl.load(flat + at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
         if centre:
             x = tl.where(inside, x - (tl.sum(x, 1) / d)[:, None], 0.0)
         x = x * tl.rsqrt(tl.sum(x * x, 1) / d + eps)[:, None]
@@ -247,7 +247,9 @@ if triton is not None:
         inside = (token < n_tokens)[:, None] & (column < d)
         at = (first + token)[:, None] * d + column
         from_corrupted = (tl.load(bounds + tl.load(begin + n_jobs + 1 + job)) + token)[:, None] * d + column
-        value = tl.load(x + at, mask=inside, other=0.0) - tl.load(corrupted + from_corrupted, mask=inside, other=0.0)
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - tl.load(
+            corrupted + from_corrupted, mask=inside, other=0.0
+        )
         tl.store(out + at, value, mask=inside)
 
     @triton.jit(do_not_specialize=["n_jobs"])
@@ -285,14 +287,14 @@ if triton is not None:
             )
             total += tl.dot(left, right, input_precision=precision)
         if has_bias:
-            total += tl.load(bias + h * b + column, mask=column < b, other=0.0)[None, :]
+            total += tl.load(bias + h * b + column, mask=column < b, other=0.0).to(tl.float32)[None, :]
         tl.store(out + at * b + column[None, :], total, mask=inside & (column < b)[None, :])
 
     @triton.jit
     def _rotated(base, cos, sin, at, token, c, inside, half: tl.constexpr, rotary: tl.constexpr):
         """Both halves of vectors at base + at · 2 half, rotated by the angles of their tokens."""
-        left = tl.load(base + at * (2 * half) + c, mask=inside, other=0.0)
-        right = tl.load(base + at * (2 * half) + half + c, mask=inside, other=0.0)
+        left = tl.load(base + at * (2 * half) + c, mask=inside, other=0.0).to(tl.float32)
+        right = tl.load(base + at * (2 * half) + half + c, mask=inside, other=0.0).to(tl.float32)
         if rotary:
             co = tl.load(cos + token * half + c, mask=inside, other=0.0)
             si = tl.load(sin + token * half + c, mask=inside, other=0.0)
@@ -361,8 +363,8 @@ if triton is not None:
         v_right = tl.load(corrupted_v + in_kv * e + half + c, mask=ok, other=0.0)
         if vj >= 0:
             at_v = (tl.load(begin + vj) + own) * e
-            v_left = tl.where(active, tl.load(inputs + at_v + c, mask=ok_active, other=0.0), v_left)
-            v_right = tl.where(active, tl.load(inputs + at_v + half + c, mask=ok_active, other=0.0), v_right)
+            v_left = tl.where(active, tl.load(inputs + at_v + c, mask=ok_active, other=0.0).to(tl.float32), v_left)
+            v_right = tl.where(active, tl.load(inputs + at_v + half + c, mask=ok_active, other=0.0).to(tl.float32), v_right)
 
         if last:
             here = start + length - 1 - first  # the prediction position's token

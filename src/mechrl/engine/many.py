@@ -12,6 +12,7 @@ from mechrl.engine.engine import Engine
 from mechrl.engine.fused import FusedRun, Ground
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import make_plan
+from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
@@ -33,7 +34,7 @@ class ManyEngines:
             cache = join(caches)
             tokens, pairs = [c.n_tokens for c in caches], [c.n_pairs for c in caches]
             bounds = np.array([[0, *np.cumsum(tokens)], [0, *np.cumsum(pairs)]])
-            self._ground = Ground(model, cache, bounds, engines[0].tf32)
+            self._ground = Ground(model, cache, bounds, engines[0].tf32, engines[0].half)
             device = model.device
             # f = 1 − Σ_pairs share · KL / KL_cut, where pairs that occur several times in a batch were computed once
             count = torch.bincount(cache.inverse, minlength=cache.n_pairs)
@@ -60,7 +61,10 @@ class ManyEngines:
             self.engines[g]._charge(len(mine), 1)
         with torch.no_grad(), self.engines[0]._precision():
             parts = [self._chunk(which[chunk], array[chunk]) for chunk in self._chunks(which, array)]
-        return torch.cat(parts).cpu().numpy() if parts else np.empty(0)
+        f = torch.cat(parts).cpu().numpy() if parts else np.empty(0)
+        if not np.isfinite(f).all():
+            raise MechRLError("an activation is beyond the range of half precision; run this model without it")
+        return f
 
     def _chunk(self, which: np.ndarray, array: np.ndarray) -> torch.Tensor:
         plan = make_plan(self.edge_set, array, group=which)
@@ -91,7 +95,7 @@ class ManyEngines:
         """Consecutive circuits whose rows fit the memory together (an upper bound: nothing shared)."""
         spec, graph = self._ground.model.spec, self._ground.model.graph
         rows = np.minimum(array.sum(1) + 1, graph.n_sources)
-        need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.cache.input_difference.element_size()
+        need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.dtype.itemsize
         first, total = 0, 0
         for i, bytes_ in enumerate(need):
             if i > first and (total + bytes_ > _MEMORY or i - first == _CIRCUITS_PER_CHUNK):

@@ -116,7 +116,7 @@ JobsOption = Annotated[int, typer.Option(min=1, help="Worker processes; several 
 SecondsOption = Annotated[
     float | None, typer.Option(min=0, help="Stop after so many seconds; the same command goes on from there.")
 ]
-Tf32Option = Annotated[bool, typer.Option(help="Allow TF32 matrix products in a policy's rollouts on a GPU.")]
+HalfOption = Annotated[bool, typer.Option(help="A policy's rollouts in half precision on a GPU.")]
 
 
 def compare_command(
@@ -142,7 +142,7 @@ def compare_command(
     jobs: JobsOption = 1,
     seconds: SecondsOption = None,
     device: DeviceOption = "auto",
-    tf32: Tf32Option = False,
+    half: HalfOption = False,
     force: Annotated[bool, typer.Option("--force", help="Also behaviours that the model does not exhibit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -151,7 +151,7 @@ def compare_command(
     Every finished cell is a file: stop it at any time, and the same command goes on from there.
 
     Examples: `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`,
-    `mechrl compare --model smollm2 --jobs 4 --seconds 500 --tf32 --out runs/smollm2`
+    `mechrl compare --model smollm2 --jobs 4 --seconds 500 --half --out runs/smollm2`
     """
     from dataclasses import replace
 
@@ -162,7 +162,7 @@ def compare_command(
 
     chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
-    budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, tf32=tf32)
+    budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
     shop = Workshop(model, out, policy, device, jobs, seconds)
     agent = shop.agent() if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
@@ -190,3 +190,63 @@ def compare_command(
                 print(note)
         say(f"{out} holds the cells, the circuits and the tables")
     shop.leave(finished)
+
+
+# ---- reproduce ------------------------------------------------------------------------------------------------------
+
+
+def reproduce_command(
+    model: ModelOption = "toy",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the cells, the tables, the figures and report.html.")] = Path(
+        "runs/reproduce"
+    ),
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]"),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
+    costly_seeds: Annotated[
+        str, typer.Option(help="Of adaptation, training from scratch and ACDC over the whole graph; comma-separated.")
+    ] = "0",
+    jobs: JobsOption = 1,
+    seconds: SecondsOption = None,
+    device: DeviceOption = "auto",
+    half: HalfOption = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
+    ] = False,
+) -> None:
+    """Every table and figure of the paper for a model, in one report.html with CSV, JSON, PNG and SVG beside it.
+
+    Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far.
+
+    Examples: `mechrl reproduce --quick`, `mechrl reproduce --model gpt2 --out runs/gpt2`,
+    `mechrl reproduce --model smollm2 --jobs 6 --half --seconds 540 --out runs/smollm2`
+    """
+    from dataclasses import replace
+
+    from mechrl.evaluate.compare import parse_seeds
+    from mechrl.evaluate.reproduce import QUICK, Plan, View, agent_of, cells_of, choose
+    from mechrl.evaluate.run import Workshop
+    from mechrl.evaluate.write import write_report
+
+    plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
+    plan = replace(plan, budget=replace(plan.budget, half=half))
+    shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds)
+    with shop:
+        gated = shop.gate(",".join(plan.only) or "every")
+        agent, training = agent_of(shop, plan, gated)
+        chosen = choose(gated, plan.only)
+        cells = cells_of(plan, gated, chosen, agent)
+        finished = shop.run(list(cells))
+        view = View(plan, gated, chosen, cells, shop.place, agent, training, shop.command)
+        done, failed, total = view.count()
+        say(f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report")
+        written = write_report(view, out)
+    print(written.report)
+    for line in written.lines:
+        print(line)
+    shop.leave(finished or report_only)

@@ -45,7 +45,7 @@ class Budget:
     scratch_iterations: int = 200
     transitions: int = 512
     envs: int = 32
-    tf32: bool = False  # in rollouts
+    half: bool = False  # in rollouts
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def circuit_cell(
     ppo = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs} if iterations else None
     trained = {
         "setting": {"pairs": budget.pairs, "k": agent.k, "prefilter": agent.prefilter},
-        "policy": {"checksum": agent.checksum, "reward": agent.reward, "tf32": budget.tf32, "ppo": ppo},
+        "policy": {"checksum": agent.checksum, "reward": agent.reward, "half": budget.half, "ppo": ppo},
     }
     paper = target == "paper"
     deployment = {

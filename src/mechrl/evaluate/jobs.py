@@ -105,24 +105,24 @@ def _train(
     tasks = [task_of(hands.model, get_behaviour(name), settings, rewards) for name in names]
     trainer = Trainer(tasks, config, rewards, Policy(PolicyConfig(width)), hands.model.device)
     run = _run(hands.place.scratch(cell), trainer, describe(hands.model, trainer, settings), began)
-    return {"policy": str(run.folder), "passes": run.passes, "seconds": run.seconds, "iterations": config.iterations}
+    return {"policy": str(run.folder), "passes": run.passes(), "seconds": run.seconds, "iterations": config.iterations}
 
 
 def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) -> Run:
     """Trains to the end, from where the last attempt left it; saves and stops when asked to."""
     run = Run(folder, trainer, about, resume=(folder / CHECKPOINT).exists(), began=began)
     for row in run:
-        tell(f"iteration {row['iteration']} of {trainer.config.iterations}, {run.passes:,.0f} passes")
+        tell(f"iteration {row['iteration']} of {trainer.config.iterations}, {row['passes']:,.0f} passes")
         if stopping() and not run.finished:
             run.save()
             raise Stopped
     return run
 
 
-def _task(setting: Setting, reward: RewardSettings, tf32: bool) -> Task:
+def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
     """The behaviour as the agent meets it, on the setting's own pairs."""
     scores, candidates = setting.scores, setting.candidates  # computed exactly, and charged
-    engine = Engine(setting.model, setting.pairs, tf32=True) if tf32 else setting.engine
+    engine = Engine(setting.model, setting.pairs, tf32=True, half=True) if half else setting.engine
     engine.passes = setting.engine.passes
     return make_task(setting.behaviour.name, engine, candidates, scores, reward)
 
@@ -133,9 +133,9 @@ def _by_policy(
     """The circuit of a frozen policy or, with `ppo`, of one that was trained on this behaviour first."""
     began = time.perf_counter()
     model, behaviour = hands.model, setting.behaviour
-    reward, tf32 = RewardSettings(**policy["reward"]), policy["tf32"]
-    settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter, tf32)  # type: ignore[arg-type]  # checked there
-    task = _task(setting, reward, tf32)
+    reward, half = RewardSettings(**policy["reward"]), policy["half"]
+    settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter, half)  # type: ignore[arg-type]  # checked there
+    task = _task(setting, reward, half)
     folder = Path(hands.place.context["policy"])
     agent = load_policy(folder)
     about: dict[str, Any] = {"pairs_seed": seed}
@@ -151,7 +151,7 @@ def _by_policy(
         run = _run(hands.place.scratch(cell), trainer, describe(model, trainer, settings, checksum), began)
         agent, passes_before, seconds_before, began = trainer.policy, run.passes_before, run.seconds, time.perf_counter()
         about |= {"iterations": config.iterations, "transitions": config.transitions}
-        extra = {"learning": _learning(run), "passes_training": run.passes}
+        extra = {"learning": _learning(run), "passes_training": run.passes()}
     circuit = deploy(
         model,
         behaviour,

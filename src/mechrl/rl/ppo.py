@@ -141,8 +141,9 @@ class Trainer:
         """All ranks' environments [n / world, ...] as one array [n, ...]."""
         if self.group is None:
             return mine.copy()
-        sent = torch.from_numpy(np.frombuffer(bytearray(mine.tobytes()), np.uint8)).to(self.device)
-        received = torch.empty(self.world * len(sent), dtype=torch.uint8, device=self.device)
+        device = "cpu" if dist.get_backend(self.group) == "gloo" else self.device
+        sent = torch.from_numpy(np.frombuffer(bytearray(mine.tobytes()), np.uint8)).to(device)
+        received = torch.empty(self.world * len(sent), dtype=torch.uint8, device=device)
         dist.all_gather_into_tensor(received, sent, group=self.group)
         return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
 

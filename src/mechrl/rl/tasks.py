@@ -31,7 +31,7 @@ class TaskSettings:
     pairs: int = 20
     k: int = 3000  # candidates by each score
     prefilter: Prefilter = "metric"
-    tf32: bool = False  # see `Engine`
+    half: bool = False  # rollouts in half precision, see `Engine`; scores are exact either way
 
     def __post_init__(self) -> None:
         if self.prefilter not in get_args(Prefilter):
@@ -53,7 +53,7 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     if settings.prefilter == "union" and behaviour.metric != "kl":
         metrics.append("kl")
     scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
-    engine = Engine(model, pairs, tf32=True) if settings.tf32 else exact
+    engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
     return make_task(behaviour.name, engine, candidate_set(scores, settings.k), scores[0], reward)
 

@@ -53,14 +53,11 @@ def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         dist.init_process_group("gloo")
         return dist.group.WORLD, "cpu"
-    local = int(os.environ["LOCAL_RANK"])
-    if local >= torch.cuda.device_count():
-        raise MechRLError(
-            f"more processes than the {torch.cuda.device_count()} GPUs here; start as many as there are, or use --device cpu"
-        )
-    torch.cuda.set_device(local)
-    dist.init_process_group("nccl")
-    return dist.group.WORLD, f"cuda:{local}"
+    local, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    torch.cuda.set_device(local % n_gpus)
+    # several processes may share a GPU: one plans its circuits while another's are running. NCCL wants one process each
+    dist.init_process_group("nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= n_gpus else "gloo")
+    return dist.group.WORLD, f"cuda:{local % n_gpus}"
 
 
 def describe(model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None) -> dict[str, Any]:
