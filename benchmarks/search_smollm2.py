@@ -14,6 +14,7 @@ processes share the work (a GPU has room for many searches of 20 pairs): seconds
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -72,30 +73,34 @@ class Cell:
 
 
 def cells(names: list[str]) -> list[Cell]:
+    """All cells, the most important first: what the others are compared with, then the tables one after the other.
+
+    Edge Pruning comes late, for its gradient steps are slow, and is not in the table of fresh pairs, where every aim would be another
+    descent. Whole graphs at low thresholds come last.
+    """
     found = []
     for name in names:
-        main = 0 if name in GROWING else 1
-        for method in ("blockwise", "top-n", "edge-pruning"):
-            found.append(Cell(main, "discovery", name, Settings(method)))
-        for method in ("top-n", "greedy"):
-            found += [Cell(2, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
-        found += [Cell(main, "discovery", name, Settings("acdc", thresholds=(t,))) for t in THRESHOLDS]
+        found.append(Cell(0, "discovery", name, Settings("blockwise")))
+        found += [Cell(1, "discovery", name, Settings("acdc", thresholds=(t,))) for t in THRESHOLDS]
         if name in WHOLE:
             one = [Settings("acdc", thresholds=(t,), whole_graph=True) for t in THRESHOLDS]
             found += [Cell(1 if i == 0 else 5, "discovery", name, s) for i, s in enumerate(one)]
-        for method in ("blockwise", "top-n", "acdc", "greedy", "edge-pruning"):
-            found.append(Cell(3 + (name not in GROWING), "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test")))
+        # top-n and greedy rank by one score
+        for method in ("top-n", "greedy"):
+            found += [Cell(1, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
+            found.append(Cell(2, "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test", prefilter="metric")))
+        for method in ("blockwise", "acdc"):
+            found.append(Cell(2, "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test")))
+        found.append(Cell(4, "discovery", name, Settings("edge-pruning")))
         if name in GROWING:
             for n in N_PAIRS:
-                for settings in (Settings("blockwise"), Settings("top-n"), Settings("acdc", thresholds=(0.003,))):
-                    found.append(Cell(2, "pairs", name, replace(settings, pairs=n)))
-    # top-n and greedy rank by one score: their default `union` is the behaviour's own metric
-    unique = {}
-    for cell in found:
-        if cell.settings.method in ("top-n", "greedy") and cell.settings.prefilter == "union":
-            cell = replace(cell, settings=replace(cell.settings, prefilter="metric"))
-        unique.setdefault(cell.key, cell)
-    return sorted(unique.values(), key=lambda cell: cell.importance)
+                for settings in (
+                    Settings("blockwise"),
+                    Settings("top-n", prefilter="metric"),
+                    Settings("acdc", thresholds=(0.003,)),
+                ):
+                    found.append(Cell(3, "pairs", name, replace(settings, pairs=n)))
+    return sorted(found, key=lambda cell: cell.importance)
 
 
 def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
@@ -117,6 +122,7 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
     row |= {
         "pairs": circuit.pairs,
         "candidates": len(session.problem.candidates),
+        "k": session.k,
         "f": circuit.faithfulness,
         "f_test": circuit.faithfulness_test,
         "f_validation": circuit.faithfulness_validation,
@@ -175,7 +181,7 @@ def measure(arguments: argparse.Namespace) -> None:
     todo = [cell for cell in todo if cell.settings.method not in arguments.without.split(",")]
     print(f"{len(rows)} rows, {len(todo)} cells to go", flush=True)
     for i, cell in enumerate(todo):
-        if arguments.claims and not claimed(arguments.claims, f"{cell.importance}-{cell.behaviour}"):
+        if arguments.claims and not claimed(arguments.claims, cell):
             continue
         if time.monotonic() > deadline:
             print(f"time is up, {len(todo) - i} cells to go")
@@ -199,19 +205,17 @@ def measure(arguments: argparse.Namespace) -> None:
         )
 
 
-def claimed(folder: Path, group: str) -> bool:
-    """Does this process have the group's cells? The first to ask has."""
-    path = folder / group
+def claimed(folder: Path, cell: Cell) -> bool:
+    """Does this process have the cell? The first to ask has."""
     try:
-        with open(path, "x") as file:
-            file.write(str(os.getpid()))
+        (folder / hashlib.sha256(cell.key.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:
-        return path.read_text() == str(os.getpid())
+        return False
     return True
 
 
 def share(arguments: argparse.Namespace) -> None:
-    """Runs this script several times at once; every process takes groups of cells that no other has taken."""
+    """Runs this script several times at once; every process takes cells that no other has taken."""
     with tempfile.TemporaryDirectory() as claims:
         command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
         environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.jobs))}
@@ -221,38 +225,40 @@ def share(arguments: argparse.Namespace) -> None:
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
-    rows = [row for row in rows if "error" not in row]
+    """Every cell of the behaviours at hand: those without a row say so."""
+    known = {row["key"]: row for row in rows}
+    rows = [row for row in known.values() if "error" not in row]
+    wanted = cells(list(dict.fromkeys(row["behaviour"] for row in known.values())))
     titles = {
         "discovery": "f ≥ 0.9 on 20 discovery pairs",
         "fresh": f"f ≥ 0.9 on fresh pairs (validation decides; {FRESH_PAIRS} discovery pairs)",
     }
     for table, title in titles.items():
-        mine = [row for row in rows if row["table"] == table]
-        if not mine:
-            continue
         print(f"\n## {title}\n")
-        print("| behaviour | method | edges | raw | f discovery | f test | passes | seconds | CPR | CMD |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        names = list(dict.fromkeys(row["behaviour"] for row in mine))
-        for row in sorted(mine, key=lambda row: (names.index(row["behaviour"]), row["label"])):
-            judged = row["f"] if table == "discovery" else row["f_validation"]
-            short = "" if judged >= row["settings"]["tau"] else " (short of τ)"
-            areas = [f"{row[key]:.3f}" if key in row else "–" for key in ("cpr", "cmd")]
-            columns = [row["behaviour"], row["label"], f"{row['edges_pruned']}{short}", str(row["edges"])]
-            columns += [f"{row['f']:.3f}", f"{row['f_test']:.3f}", f"{row['passes']:.0f}", f"{row['seconds']:.1f}", *areas]
-            print("|", " | ".join(columns), "|")
-    mine = [row for row in rows if row["table"] == "pairs"]
+        print("| behaviour | method | edges | raw | f discovery | f test | passes | seconds | candidates | CPR | CMD |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        mine = [cell for cell in wanted if cell.table == table]
+        names = list(dict.fromkeys(cell.behaviour for cell in mine))
+        for cell in sorted(mine, key=lambda cell: (names.index(cell.behaviour), cell.label)):
+            row = known.get(cell.key, {"error": "not run"})
+            print("|", " | ".join([cell.behaviour, cell.label, *columns(row, table)]), "|")
+    mine = [cell for cell in wanted if cell.table == "pairs"]
     if mine:
         print("\n## f on test pairs against the number of discovery pairs (edges, f discovery → f test)\n")
         print("| behaviour | method |", " | ".join(map(str, N_PAIRS)), "|")
         print("| --- | --- |", " | ".join("---" for _ in N_PAIRS), "|")
-        for name, label in dict.fromkeys((row["behaviour"], row["label"]) for row in mine):
-            of = {row["settings"]["pairs"]: row for row in mine if (row["behaviour"], row["label"]) == (name, label)}
-            texts = [f"{of[n]['edges_pruned']}, {of[n]['f']:.3f} → {of[n]['f_test']:.3f}" if n in of else "–" for n in N_PAIRS]
+        for name, label in dict.fromkeys((cell.behaviour, cell.label) for cell in mine):
+            keys = {cell.settings.pairs: cell.key for cell in mine if (cell.behaviour, cell.label) == (name, label)}
+            texts = []
+            for n in N_PAIRS:
+                row = known.get(keys[n], {"error": "not run"})
+                texts.append(row["error"] if "error" in row else f"{row['edges_pruned']}, {row['f']:.3f} → {row['f_test']:.3f}")
             print(f"| {name} | {label} |", " | ".join(texts), "|")
-        short = sorted({(row["behaviour"], row["pairs"]) for row in mine if row["pairs"] < row["settings"]["pairs"]})
-        for name, n in short:
+        fewer = sorted({(row["behaviour"], row["pairs"]) for row in rows if row["pairs"] < row["settings"]["pairs"]})
+        for name, n in fewer:
             print(f"\n{name} has {n} discovery pairs in all.")
+    missing = sum(cell.key not in known for cell in wanted)
+    print(f"\n{len(wanted) - missing} of {len(wanted)} cells were run.")
     searches = [row for row in rows if row["table"] == "discovery" and row["settings"]["whole_graph"]]
     if searches:
         slowest = max(searches, key=lambda row: row["seconds"])
@@ -261,6 +267,16 @@ def tables(rows: list[dict[str, Any]]) -> None:
             f"\nSlowest ACDC over the whole graph: {slowest['behaviour']}, {slowest['seconds']:.0f} s for {slowest['passes']:,.0f} passes "
             f"({evaluated:,.0f} circuits evaluated) on {slowest['device']}."
         )
+
+
+def columns(row: dict[str, Any], table: str) -> list[str]:
+    if "error" in row:
+        return [row["error"], *["–"] * 8]
+    judged = row["f"] if table == "discovery" else row["f_validation"]
+    short = "" if judged >= row["settings"]["tau"] else " (short of τ)"
+    result = [f"{row['edges_pruned']}{short}", str(row["edges"]), f"{row['f']:.3f}", f"{row['f_test']:.3f}"]
+    result += [f"{row['passes']:.0f}", f"{row['seconds']:.1f}", str(row["candidates"])]
+    return result + [f"{row[key]:.3f}" if key in row else "–" for key in ("cpr", "cmd")]
 
 
 def main() -> None:

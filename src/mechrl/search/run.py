@@ -144,8 +144,9 @@ class Session:
         """Doubles K until the candidates themselves reach the aim; says whether it had to."""
         problem, before = self.problem, self.k
         while len(problem.candidates) < problem.model.graph.n_edges:
-            everything = np.ones((1, len(problem.candidates)), dtype=bool)
+            everything, charged = np.ones((1, len(problem.candidates)), dtype=bool), problem.engine.passes
             if float(problem.engine.faithfulness(everything, problem.candidates)[0]) >= self.aim:
+                problem.engine.passes = charged  # every search measures its candidates itself, and is charged for it there
                 break
             self.k = min(2 * self.k, problem.model.graph.n_edges)
             problem.candidates = candidate_set(self.scores, self.k)
