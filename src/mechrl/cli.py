@@ -11,7 +11,7 @@ import typer
 
 from mechrl import __version__
 from mechrl.errors import MechRLError
-from mechrl.evaluate.command import compare_command, validate_command
+from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
 from mechrl.viewer.command import export_command, view_command
@@ -125,6 +125,7 @@ app.command("discover")(discover_command)
 app.command("adapt")(adapt_command)
 app.command("validate")(validate_command)
 app.command("compare")(compare_command)
+app.command("reproduce")(reproduce_command)
 
 
 @bench_app.command("engine")

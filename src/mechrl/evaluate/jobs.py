@@ -105,7 +105,7 @@ def _train(
     tasks = [task_of(hands.model, get_behaviour(name), settings, rewards) for name in names]
     trainer = Trainer(tasks, config, rewards, Policy(PolicyConfig(width)), hands.model.device)
     run = _run(hands.place.scratch(cell), trainer, describe(hands.model, trainer, settings), began)
-    return {"policy": str(run.folder), "passes": run.passes(), "seconds": run.seconds, "iterations": config.iterations}
+    return {"passes": run.passes(), "seconds": run.seconds, "iterations": config.iterations}
 
 
 def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) -> Run:

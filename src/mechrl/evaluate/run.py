@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from mechrl.behaviours import behaviours
 from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 from mechrl.evaluate import jobs, work
@@ -23,6 +24,7 @@ from mechrl.rl.tasks import choose_behaviours
 from mechrl.search.command import _stop_signals
 
 _LINE_EVERY = 10.0  # seconds
+_GROUPS = ("every", "all", "train", "held-out")  # `every`: other wordings as well
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Workshop:
         from mechrl.models import resolve_device
 
         self.model, self.out = model, out
-        self.policy = policy or shipped_policy(model)
+        self.policy, self.shipped = policy or shipped_policy(model), policy is None
         self.until = None if seconds is None else time.monotonic() + seconds
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         context = {"model": model, "device": str(resolve_device(device)), "policy": str(self.policy), "command": self.command}
@@ -93,7 +95,7 @@ class Workshop:
         verdicts = {v["name"]: v for v in result["verdicts"]}
         asked = dict(zip(verdicts, chosen, strict=True))  # a behaviour of one's own is known by its file
         kept = [asked[name] for name, v in verdicts.items() if v["exhibited"] or (force and v["pairs"])]
-        if names not in ("all", "train", "held-out") and len(kept) < len(chosen):
+        if names not in _GROUPS and len(kept) < len(chosen):
             bad = next(v for v in verdicts.values() if asked[v["name"]] not in kept)
             raise MechRLError(
                 f"model {self.model!r} does not exhibit {bad['name']!r} ({bad['reason']}); leave it out, or insist with --force"
@@ -121,8 +123,8 @@ class Workshop:
 
 def _named(names: str) -> list[tuple[Any, str]]:
     """Behaviours and what they were asked for by: a name or a file."""
-    chosen = choose_behaviours(names)
-    if names in ("all", "train", "held-out"):
+    chosen = list(behaviours()) if names == "every" else choose_behaviours(names)
+    if names in _GROUPS:
         return [(b, b.name) for b in chosen]
     return list(zip(chosen, [n.strip() for n in names.split(",") if n.strip()], strict=True))
 

@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,7 +59,7 @@ class Cell:
         known = {"kind": self.kind} | self.arguments
         return " ".join(str(known[key]) for key in _LABEL if known.get(key) not in (None, ""))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of its files: readable, and its own."""
         what = json.dumps([self.kind, self.arguments], sort_keys=True)

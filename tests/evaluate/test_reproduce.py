@@ -1,0 +1,177 @@
+"""The whole reproduction: on made-up results, whose numbers are known; and for real, killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mechrl.behaviours import behaviours, get_behaviour
+from mechrl.evaluate import paper
+from mechrl.evaluate.beyond import GREEDY_GRID
+from mechrl.evaluate.paper_tables import all_tables
+from mechrl.evaluate.reproduce import QUICK, Agreement, Plan, acdc_best, agreements, choose, greedy_best, spread
+from mechrl.evaluate.spread import Spread
+from mechrl.evaluate.write import write_report
+from mechrl.report.tables import Table
+from tests.evaluate.made_up import gated, made_up
+from tests.evaluate.test_work import alive, until, workers_of
+
+
+def by_name(tables: list[Table]) -> dict[str, list[dict]]:
+    return {table.name: table.to_json()["rows"] for table in tables}
+
+
+def test_the_paper_agrees_with_itself(tmp_path: Path) -> None:
+    view = made_up(tmp_path)
+    found = agreements(view)
+    assert len(found) > 60 and all(a.agrees for a in found)
+    assert {a.row for a in found} > {"ceiling, metric", "ceiling, KL", "ACDC, 0.001", "ACDC, 0.003", "ACDC, 0.01"}
+    assert {a.behaviour for a in found} == set(paper.COMPARISON)
+    rows = by_name(all_tables(view))
+    assert len(rows) == 12 and all(row["agrees"] for row in rows["table-12-agreement"])
+    for row in rows["table-4-per-behaviour"]:  # ACDC: the paper's choice among its thresholds, from its sweep
+        edges, f, passes = paper.COMPARISON[row["behaviour"]]["acdc"]
+        assert row["ACDC, whole graph: edges"]["mean"] == edges and row["ACDC, whole graph: passes"]["mean"] == passes
+        assert row["ACDC, whole graph: f"]["mean"] == pytest.approx(f, abs=0.006)
+    assert [row["the paper: f"] for row in rows["table-3-transfer"]] == [v["zero_shot"][0] for v in paper.TRANSFER.values()]
+
+
+@pytest.mark.parametrize(
+    ("size", "f", "agrees"), [(100, 0.9, True), (115, 0.93, True), (116, 0.9, False), (84, 0.9, False), (100, 0.869, False)]
+)
+def test_agreement_is_what_it_says(size: int, f: float, agrees: bool) -> None:
+    assert Agreement("ACDC, 0.01", "ioi", 100, size, 0.9, f).agrees == agrees
+    assert Agreement("ceiling", "ioi", None, None, 0.9, f).agrees == (abs(f - 0.9) <= 0.03 + 1e-9)
+
+
+def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
+    view = made_up(tmp_path)
+    for table in all_tables(view):
+        assert table.command == view.command and table.rows
+        headings = " ".join(table.headings)
+        if table.name not in ("table-1-features", "table-10-summary", "table-12-agreement"):
+            assert "seeds" in headings and "passes" in headings, table.name
+    rows = by_name(all_tables(view))
+    for row in rows["table-8-matched-discovery"]:
+        adapted = row["method"] == "Policy, adapted"
+        assert row["seeds"] == row["edges"]["n"] == (2 if adapted else 3)
+        assert not adapted or get_behaviour(row["behaviour"]).split == "held-out"
+    results = view.results(view.cells.matched, "test", "ioi", "blockwise")
+    (row,) = [r for r in rows["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "Blockwise search")]
+    assert row["edges"] == vars(Spread.of(r["edges_pruned"] for r in results)) and len(results) == 3
+
+
+def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
+    view = made_up(tmp_path, model="other", fill=False)
+    assert view.count() == (0, 0, len({c.name for c in view.cells}))
+    rows = by_name(all_tables(view))
+    assert "table-12-agreement" not in rows and rows["table-10-summary"] == []
+    assert all(row["edges"] is None and "not done yet" in row["remarks"] for row in rows["table-8-matched-discovery"])
+    written = write_report(view, tmp_path)
+    assert "0 of" in written.report.read_text() and written.lines == []
+
+
+def test_failed_cells_are_shown(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0,), only=QUICK.only))
+    cell = view.cells.matched["test", "ioi", "acdc", 0]
+    view.place.write(cell, "failed", reason="out of <memory>")
+    view = replace(view)
+    done, failed, total = view.count()
+    assert (failed, done) == (1, total - 1)
+    (row,) = [r for r in by_name(all_tables(view))["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "ACDC")]
+    assert row["edges"] is None and row["remarks"] == "failed on 1 of 1: out of <memory>"
+    html = write_report(view, tmp_path).report.read_text()
+    assert "1\nfailed" in html and "out of &lt;memory&gt;" in html and "<memory>" not in html
+
+
+def test_the_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0, 1)))
+    html = write_report(view, tmp_path).report.read_text()
+    assert "http:" not in html and "https:" not in html and "<script" not in html
+    assert all(uri.startswith(("data:", "#")) for uri in re.findall(r'(?:src|href)="([^"]*)"', html))
+    assert "<b>ioi</b>" not in html and "&lt;b&gt;ioi&lt;/b&gt;" in html and "--model &lt;gpt2&gt;" in html
+    assert html.count("<img") == 5 and html.count("<section") == 17
+    for kind, n in (("csv", 12), ("json", 12), ("md", 12)):
+        assert len(list((tmp_path / "tables").glob(f"*.{kind}"))) == n
+    for svg in (tmp_path / "figures").glob("*.svg"):
+        assert svg.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and svg.read_bytes().startswith(b"<?xml")
+        assert json.loads(svg.with_suffix(".json").read_text())["command"] == view.command
+
+
+def test_a_behaviour_that_is_not_exhibited_is_replaced_or_left_out() -> None:
+    chosen = choose(gated("smollm2", without=("simple-syllogism", "country-capital", "ioi")))
+    assert chosen.trained == ["ioi-2", "greater-than", "docstring"]
+    assert "simple-syllogism-same" in chosen.held_out and "country-capital" not in chosen.held_out
+    assert len(chosen.notes) == 2 and "stands in for it" in chosen.notes[0]
+    assert choose(gated(), QUICK.only).all == ["ioi", "acronyms"]
+    assert choose(gated()).held_out == [b.name for b in behaviours("held-out")]
+
+
+def test_the_first_seed_comes_first(tmp_path: Path) -> None:
+    view = made_up(tmp_path, fill=False)
+    order = [cell.name for cell in view.cells]
+    groups = [*view.cells.curves.values(), *view.cells.policy.values(), *view.cells.acdc.values(), *view.cells.matched.values()]
+    groups += [*view.cells.adapted.values(), *view.cells.scratch.values()]
+    assert sorted(order) == sorted(cell.name for cell in groups)
+    assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(view.cells.curves["ioi", 1].name)
+
+
+def test_best_of_a_sweep(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0,)))
+    assert [acdc_best(view, name, 0.9)[0] for name in ("ioi", "greater-than", "country-capital")] == [0.01, 0.003, 0.001]
+    curve = {"greedy_sizes": list(GREEDY_GRID), "greedy_kl": [i / 10 for i in range(len(GREEDY_GRID))]}
+    assert greedy_best([curve], "kl", 0.45) == (1000, Spread(0.5, None, 1))
+    assert greedy_best([curve], "kl", 0.99)[0] == GREEDY_GRID[-1] and greedy_best([], "kl", 0.9) is None
+    assert spread([{"a": {"b": 1}}, {"a": None}, {"a": {"b": 3}}], "a", "b") == Spread.of([1, 3])
+
+
+def test_reproduce_quick_killed_in_the_middle(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "mechrl.cli",
+        "reproduce",
+        "--model",
+        "toy",
+        "--quick",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
+    cells = tmp_path / "cells"
+
+    def finished() -> dict[str, bytes]:
+        return {p.name: p.read_bytes() for p in cells.glob("*.json")} if cells.exists() else {}
+
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    until(lambda: len([n for n in finished() if n.startswith("circuit-")]) >= 3, 120)
+    survivors = workers_of(first.pid)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(timeout=30)
+    until(lambda: not any(map(alive, survivors)))
+    kept = finished()
+
+    second = subprocess.run(command, capture_output=True, env=environment, timeout=240, text=True)
+    assert second.returncode == 0, second.stderr
+    assert kept.items() <= finished().items()
+    assert second.stdout.splitlines()[0] == str(tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    total = len([n for n in finished() if not n.startswith(("gate", "train"))])
+    assert f"{total} of {total} cells done" in html and "failed" not in html.split("<nav>")[0].split("<main>")[1]
+    tables = {p.stem: json.loads(p.read_text())["rows"] for p in (tmp_path / "tables").glob("*.json")}
+    assert len(tables) == 11 and all(tables.values())
+    (row,) = tables["table-3-transfer"]
+    assert row["behaviour"] == "acronyms" and row["zero-shot: f"]["n"] == row["warm start: f"]["n"] == 1
+    # every circuit in the tables can be looked at and judged again
+    circuits = list((tmp_path / "circuits").glob("*.json"))
+    assert len(circuits) == len([n for n in finished() if n.startswith("circuit-")])
