@@ -30,12 +30,12 @@ WEIGHTS = (0.0, 0.3, 1.0)  # of negative scores: cut them first, cut them early,
 LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
-GROUPS = (0.25, 12, 20)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
+GROUPS = (0.25, 12, 24)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
 GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
-NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)
+NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up worse
 AT_ONCE = 4  # trades
-PASSES_PER_EDGE = 15  # what an exchange may cost for every edge that it removes, if another is to follow
+PASSES_PER_EDGE = 20  # what an exchange may cost for every edge that it removes, if another is to follow
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
@@ -99,7 +99,7 @@ def _exchange(problem: Problem, state: State) -> State:
     trades = []
     for a in ADDITIONS:
         limit = int(np.searchsorted(np.cumsum(cost), f - problem.tau + gain[best[:a]].sum(), side="right"))
-        removals = {a + 1, *(round(near * limit) * size for near in NEAR_LIMIT)}
+        removals = {a + 1, *(round(near * limit) * size for near in NEAR_LIMIT[size > 1 :])}
         trades += [_changed(mask, cheap[:r], best[:a]) for r in sorted(removals) if a < r <= len(cheap)]
     trials = _prune(problem, np.stack([mask, *trades]))
     sizes = trials.sum(1)

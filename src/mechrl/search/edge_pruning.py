@@ -24,6 +24,7 @@ from mechrl.search.problem import Problem, State
 
 BETA = 2 / 3
 LEFT, RIGHT = -0.1, 1.1  # the stretch of s before it is clipped
+_GROWTH = 1.25
 _BETAS, _EPS = (0.9, 0.999), 1e-15  # Adam's; the sparsity's gradient at open gates, k(1 − k)/n, is far below the usual 1e-8
 
 
@@ -40,7 +41,9 @@ def edge_pruning(
     """Learns log α for `steps` steps (three passes each), then thresholds it to the smallest circuit of f ≥ τ."""
     n = len(problem.candidates)
     if state is None:
-        state = State(np.ones(n, dtype=bool), [], 1.0, _Descent.start(n, initial, problem.seed).pack())
+        everything = np.ones(n, dtype=bool)
+        f = float(problem.judge(everything)[0])
+        state = State(everything, [], f, _Descent.start(n, initial, problem.seed).pack())
     while not state.done:
         descent = _Descent.unpack(state.extra)
         if descent.step < steps:
@@ -121,7 +124,11 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
-    """The fewest of the highest log α whose circuit has f ≥ τ, by bisection, pruned."""
+    """The fewest of the highest log α whose circuit has f ≥ τ, by bisection, pruned.
+
+    f does not rise with every edge, least of all with those whose gates are closed and whose order says nothing. So the search starts
+    from the gates that are open, and goes beyond them only if it must.
+    """
     order = np.argsort(-log_alpha, kind="stable")
 
     def circuit(size: int) -> tuple[np.ndarray, float]:
@@ -130,8 +137,11 @@ def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
         mask = problem.model.graph.prune(mask, problem.candidates)
         return mask[0], float(problem.judge(mask)[0])
 
-    low, high = 0, len(order)  # not enough, enough
+    low, high = 0, max(1, int((log_alpha > 0).sum()))  # not enough, enough
     best = circuit(high)
+    while best[1] < problem.tau and high < len(order):
+        low, high = high, min(len(order), 1 + int(_GROWTH * high))
+        best = circuit(high)
     while best[1] >= problem.tau and high - low > 1:
         middle = (low + high) // 2
         tried = circuit(middle)
@@ -140,7 +150,7 @@ def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
         else:
             low = middle
     mask, f = best
-    removed = [int(e) for e in problem.candidates[order[::-1]] if e in set(problem.candidates[~mask].tolist())]
+    removed = problem.candidates[order[::-1]][~mask[order[::-1]]].tolist()
     note = (
         f"{int(mask.sum())} edges" if f >= problem.tau else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
     )
