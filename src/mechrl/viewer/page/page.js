@@ -22,6 +22,14 @@
     return node;
   }
 
+  const icon = (path) => el("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, el("path", path));
+
+  function meter(share) {
+    const bar = el("i");
+    bar.style.width = `${100 * share}%`;
+    return el("span", { class: "meter" }, bar);
+  }
+
   const number = (n) => n.toLocaleString("en");
   const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;
   const visible = (token) => token.replace(/\n/g, "⏎").replace(/^ /, "\u00b7").replace(/^$/, "∅");
@@ -66,7 +74,11 @@
   const circuits = CIRCUITS.map(prepare);
   const comparable = both && CIRCUITS[0].receivers.join() === CIRCUITS[1].receivers.join();
   const isLive = (circuit, edge) => edge.stops > circuit.stop;
+  const live = (circuit, edges) => edges.filter((edge) => isLive(circuit, edge));
   const isOn = (circuit, node) => (node.name === "logits" ? node.into : node.out).some((edge) => isLive(circuit, edge));
+  const counts = (circuit, node) => isOn(circuit, node)
+    ? `${plural(live(circuit, node.into).length, "edge")} in, ${live(circuit, node.out).length} out`
+    : "not in the circuit";
   const roleOf = (name) => circuits.map((c) => c.raw.known[name]).find(Boolean);
 
   function valueOf(circuit, edge) {
@@ -94,9 +106,9 @@
 
   function compare() {
     if (!comparable) return;
-    const live = circuits.map((c) => new Set(c.edges.filter((e) => isLive(c, e)).map((e) => e.id)));
-    shared.ids = new Set([...live[0]].filter((id) => live[1].has(id)));
-    shared.only = live.map((ids) => ids.size - shared.ids.size);
+    const ids = circuits.map((c) => new Set(live(c, c.edges).map((e) => e.id)));
+    shared.ids = new Set([...ids[0]].filter((id) => ids[1].has(id)));
+    shared.only = ids.map((mine) => mine.size - shared.ids.size);
     for (const pane of panes) pane.showShared();
   }
 
@@ -186,7 +198,8 @@
 
       this.rows.replaceChildren();
       for (let layer = 0; layer < circuit.layers; layer++) {
-        const stripe = el("div", { class: `row ${layer % 2 ? "odd" : ""}` }, el("span", {}, layer === 0 || row > 40 ? `layer ${layer}` : `${layer}`));
+        const label = layer === 0 || row > 40 ? `layer ${layer}` : `${layer}`;
+        const stripe = el("div", { class: `row ${layer % 2 ? "odd" : ""}` }, el("span", {}, label));
         stripe.style.top = `${yOf(layer) - row / 2}px`;
         stripe.style.height = `${row}px`;
         this.rows.append(stripe);
@@ -197,7 +210,8 @@
       const size = Math.max(8, Math.min(11, chip.h * 0.7, (chip.w - 2) / ((brief ? 3 : longest) * 0.6)));
       for (const node of circuit.nodes) {
         let place;
-        if (node.kind === "head") place = { x: x0 + (node.head + 0.5 + (node.head < split ? 0 : spine)) * column, y: yOf(node.layer) + raise, ...chip };
+        const across = x0 + (node.head + 0.5 + (node.head < split ? 0 : spine)) * column;
+        if (node.kind === "head") place = { x: across, y: yOf(node.layer) + raise, ...chip };
         else if (node.kind === "mlp") place = { x: middle, y: yOf(node.layer) - raise, ...chip };
         else place = { x: centre, y: node.name === "input" ? height - bottom + 4 : top - 8, w: endWidth, h: 24 };
         this.places.set(node.name, place);
@@ -287,8 +301,7 @@
         button.classList.toggle("on", isIn);
         button.style.setProperty("--t", isIn && node.kind !== "end" ? Math.sqrt((weight.get(node) || 0) / heaviest).toFixed(2) : 0);
         const role = circuit.raw.known[node.name];
-        const inside = isIn ? `${node.into.filter((e) => isLive(circuit, e)).length} edges in, ${node.out.filter((e) => isLive(circuit, e)).length} out` : "not in the circuit";
-        button.setAttribute("aria-label", `${node.name}${role ? `, ${role[0]}` : ""}, ${inside}`);
+        button.setAttribute("aria-label", `${node.name}${role ? `, ${role[0]}` : ""}, ${counts(circuit, node)}`);
       }
       if (![...this.buttons.values()].some((b) => b.tabIndex === 0)) this.roving("logits");
       for (const { bracket, name } of this.brackets) bracket.classList.toggle("on", fed.has(name));
@@ -329,7 +342,7 @@
       if (!this.width) return;
       const { circuit } = this;
       const node = circuit.byName.get(state.hovered ?? state.chosen ?? "");
-      const edge = state.edge && circuit.edges.find((e) => e.id === state.edge && this.shows(e));
+      const edge = state.edge !== null && circuit.edges.find((e) => e.id === state.edge && this.shows(e));
       const edges = edge ? [edge] : node ? [...node.into, ...node.out].filter((e) => this.shows(e)) : [];
       const near = new Set(node ? [node] : []);
       for (const e of edges) [e.source, ...e.port.nodes].forEach((n) => near.add(n));
@@ -406,7 +419,10 @@
       this.small = el("span");
       this.dead = el("span", { title: "Kept edges that lie on no path from the input to the logits; they change nothing" });
       this.readout = el("div", { class: "readout" }, this.big, this.small, this.dead);
-      this.root = el("footer", { class: "replay" }, this.button, el("div", { class: "track" }, this.chart, this.range, el("div", { class: "ends" }, el("span", {}, plural(circuit.raw.stops.size[0], "edge")), el("span", {}, number(circuit.raw.stops.size[last])))), this.readout);
+      const { size } = circuit.raw.stops;
+      const ends = el("div", { class: "ends" }, el("span", {}, plural(size[0], "edge")), el("span", {}, number(size[last])));
+      const track = el("div", { class: "track" }, this.chart, this.range, ends);
+      this.root = el("footer", { class: "replay" }, this.button, track, this.readout);
       this.chart.toggleAttribute("hidden", !circuit.raw.stops.f);
       this.root.classList.toggle("still", last === 0);
       this.icon();
@@ -414,7 +430,7 @@
 
     icon() {
       const shape = this.timer ? "M4 3h3v10H4zM9 3h3v10H9z" : "M5 3l8 5-8 5z";
-      this.button.replaceChildren(el("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, el("path", { d: shape, fill: "currentColor" })));
+      this.button.replaceChildren(icon({ d: shape, fill: "currentColor" }));
       this.button.setAttribute("aria-label", this.timer ? "Pause" : "Replay the removal order");
     }
 
@@ -448,12 +464,15 @@
         this.x = (stop) => pad + (width - 2 * pad) * (stops > 1 ? stop / (stops - 1) : 1);
         this.y = (f) => 3 + (height - 6) * (1 - (Math.max(f, floor) - floor) / (1.02 - floor));
         const points = raw.stops.f.map((f, i) => `${i ? "L" : "M"}${this.x(i).toFixed(1)} ${this.y(f).toFixed(1)}`).join("");
-        const rule = (f, colour, dash) => el("line", { x1: pad, x2: width - pad, y1: this.y(f), y2: this.y(f), stroke: `var(--${colour})`, "stroke-dasharray": dash });
+        const rule = (f, colour, dash) => el("line", {
+          x1: pad, x2: width - pad, y1: this.y(f), y2: this.y(f), stroke: `var(--${colour})`, "stroke-dasharray": dash,
+        });
         this.cursor = el("line", { y1: 0, y2: height, stroke: "var(--faint)" });
         this.dot = el("circle", { r: 3.5, fill: "var(--accent)", stroke: "var(--ground)", "stroke-width": 1.5 });
         const label = (y, text) => el("text", { x: width - pad + 6, y: y + 3.5, class: "label" }, text);
         this.chart.replaceChildren(
-          rule(1, "line", ""), rule(raw.tau, "faint", "3 3"), label(this.y(1), "f = 1"), label(Math.max(this.y(raw.tau), this.y(1) + 11), "τ"), this.cursor,
+          rule(1, "line", ""), rule(raw.tau, "faint", "3 3"), this.cursor,
+          label(this.y(1), "f = 1"), label(Math.max(this.y(raw.tau), this.y(1) + 11), "τ"),
           el("path", { d: points, fill: "none", stroke: "var(--accent)", "stroke-width": 1.5, "stroke-linejoin": "round" }), this.dot,
         );
       }
@@ -463,11 +482,11 @@
     show() {
       const { raw, stop, stops } = this.pane.circuit;
       const last = stop === stops - 1, f = raw.stops.f ? raw.stops.f[stop] : last ? raw.faithfulness : null;
-      const live = raw.stops.live[stop], size = raw.stops.size[stop];
-      this.big.textContent = f === null ? plural(live, "edge") : `f ${f.toFixed(3)}`;
-      this.small.textContent = f === null ? "f was not measured" : plural(live, "edge");
-      this.dead.textContent = size > live ? `+ ${number(size - live)} on no path` : "";
-      this.range.setAttribute("aria-valuetext", `${plural(live, "edge")}${f === null ? "" : `, f ${f.toFixed(3)}`}`);
+      const onPath = raw.stops.live[stop], size = raw.stops.size[stop];
+      this.big.textContent = f === null ? plural(onPath, "edge") : `f ${f.toFixed(3)}`;
+      this.small.textContent = f === null ? "f was not measured" : plural(onPath, "edge");
+      this.dead.textContent = size > onPath ? `+ ${number(size - onPath)} on no path` : "";
+      this.range.setAttribute("aria-valuetext", `${plural(onPath, "edge")}${f === null ? "" : `, f ${f.toFixed(3)}`}`);
       if (this.cursor) {
         for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.x(stop));
         this.dot.setAttribute("cx", this.x(stop));
@@ -494,17 +513,15 @@
     for (const each of panes) each.emphasise();
     if (name === null) return tip();
     const { circuit } = pane, node = circuit.byName.get(name), role = roleOf(name);
-    const live = (edges) => edges.filter((e) => isLive(circuit, e));
     const lines = role ? [role[0]] : [];
-    lines.push(isOn(circuit, node) ? `${plural(live(node.into).length, "edge")} in, ${live(node.out).length} out` : "not in the circuit");
+    lines.push(counts(circuit, node));
     if (circuit.raw.scored && isOn(circuit, node)) lines.push(`strongest ${strongest(circuit, node)}`);
     const box = pane.buttons.get(name).getBoundingClientRect();
     tip(box.right - 8, box.bottom - 10, name, lines);
   }
 
   function strongest(circuit, node) {
-    const edges = [...node.into, ...node.out].filter((e) => isLive(circuit, e));
-    return valueOf(circuit, edges.reduce((a, b) => (b.share > a.share ? b : a)));
+    return valueOf(circuit, live(circuit, [...node.into, ...node.out]).reduce((a, b) => (b.share > a.share ? b : a)));
   }
 
   function choose(name, index = state.active) {
@@ -522,20 +539,30 @@
     if (!node) return $("component").replaceChildren(...overview(circuit));
     const into = edgesOf(node.name, "into"), out = edgesOf(node.name, "out");
     const role = roleOf(node.name);
-    const what = { head: `Attention head ${node.head} of layer ${node.layer}`, mlp: `MLP of layer ${node.layer}`, end: node.name === "input" ? "The token embeddings" : "The model's prediction" }[node.kind];
+    const what = {
+      head: `Attention head ${node.head} of layer ${node.layer}`,
+      mlp: `MLP of layer ${node.layer}`,
+      end: node.name === "input" ? "The token embeddings" : "The model's prediction",
+    }[node.kind];
     const last = circuits.map((c) => c.byName.get(node.name)).map((n, i) => n && isOn(circuits[i], n));
-    const where = both ? ["in neither circuit", "in A only", "in B only", "in both circuits"][(last[0] ? 1 : 0) + (last[1] ? 2 : 0)] : last[0] ? "in the circuit" : "not in the circuit";
+    const where = both
+      ? ["in neither circuit", "in A only", "in B only", "in both circuits"][(last[0] ? 1 : 0) + (last[1] ? 2 : 0)]
+      : last[0] ? "in the circuit" : "not in the circuit";
     const parts = [el("h2", { class: "name" }, node.name), el("p", { class: "lead" }, `${what}, ${where}`)];
     if (role) parts.push(el("p", { class: "role" }, role[0]), el("p", { class: "lead" }, `${role[1]}, confidence ${role[2]}`));
-    const live = [...node.into, ...node.out].filter((e) => isLive(circuit, e));
     const third = circuit.raw.scored
-      ? ["Strongest score", live.length ? strongest(circuit, node) : "–"]
+      ? ["Strongest score", live(circuit, [...node.into, ...node.out]).length ? strongest(circuit, node) : "–"]
       : ["Stays until", lasts(circuit, node)];
-    parts.push(el("dl", { class: "figures" }, ...[["Edges in", into.length], ["Edges out", out.length], third].map(([dt, dd]) => el("div", {}, el("dt", {}, dt), el("dd", {}, String(dd))))));
+    const of = both ? ", A or B" : "";
+    const figures = [[`Edges in${of}`, into.length], [`Edges out${of}`, out.length], third];
+    parts.push(el("dl", { class: "figures" }, ...figures.map(([dt, dd]) => el("div", {}, el("dt", {}, dt), el("dd", {}, String(dd))))));
     if (node.kind === "head") parts.push(...attention(circuit, node));
     if (into.length) parts.push(el("h3", {}, "Reads from"), edgeList(into, (e) => e.source.name));
     if (out.length) parts.push(el("h3", {}, "Is read by"), edgeList(out, (e) => e.port.name));
-    if (!into.length && !out.length) parts.push(el("p", { class: "why" }, lasts(circuit, node) === "never" ? "No edge of it is in this file." : "Move the slider to the left to see its edges."));
+    if (!into.length && !out.length) {
+      const ever = lasts(circuit, node) !== "never";
+      parts.push(el("p", { class: "why" }, ever ? "Move the slider to the left to see its edges." : "No edge of it is in this file."));
+    }
     $("component").replaceChildren(...parts);
   }
 
@@ -550,7 +577,7 @@
     const found = new Map();
     for (const circuit of circuits) {
       const node = circuit.byName.get(name);
-      for (const edge of node ? node[side].filter((e) => isLive(circuit, e)) : []) {
+      for (const edge of node ? live(circuit, node[side]) : []) {
         const key = `${edge.source.name} ${edge.port.name}`;
         if (!found.has(key)) found.set(key, { edge, circuit, has: [] });
         found.get(key).has.push(circuit.index);
@@ -564,37 +591,38 @@
       const goal = label(edge) === edge.source.name ? edge.source : edge.port.nodes[0];
       const point = (on) => () => { state.edge = on ? edge.id : null; for (const pane of panes) pane.emphasise(); };
       const kind = edge.port.kind;
-      const meter = el("span", { class: "meter" }, el("i"));
-      meter.firstChild.style.width = `${Math.max(2, 100 * edge.share)}%`;
-      const marks = el("span", { class: "marks", "aria-label": `in ${has.map((i) => LETTER[i]).join(" and ")}` }, ...LETTER.map((letter, i) => el("i", { class: has.includes(i) ? "yes" : "" }, letter)));
+      const inEach = LETTER.map((letter, i) => el("i", { class: has.includes(i) ? "yes" : "" }, letter));
+      const marks = el("span", { class: "marks", "aria-label": `in ${has.map((i) => LETTER[i]).join(" and ")}` }, ...inEach);
+      const tag = el("span", { class: `tag ${kind}`, title: KINDS[kind] }, kind === "in" ? "→" : kind);
+      const value = el("span", { class: "value" }, valueOf(circuit, edge));
       return el("li", {}, el("button", {
         type: "button", title: `${edge.source.name} → ${edge.port.name}`, onclick: () => { state.edge = null; choose(goal.name); },
         onpointerenter: point(true), onpointerleave: point(false), onfocus: point(true), onblur: point(false),
-      }, el("span", { class: `tag ${kind}`, title: KINDS[kind] }, kind === "in" ? "→" : kind), el("span", { class: "name" }, label(edge)), ...(both ? [marks] : []), meter, el("span", { class: "value" }, valueOf(circuit, edge))));
+      }, tag, el("span", { class: "name" }, label(edge)), ...(both ? [marks] : []), meter(Math.max(0.02, edge.share)), value));
     });
     return el("ul", { class: both ? "list both" : "list" }, ...items);
   }
 
   function overview(circuit) {
     const rows = circuit.nodes.filter((n) => n.kind !== "end" && isOn(circuit, n)).map((node) => {
-      const live = [...node.into, ...node.out].filter((e) => isLive(circuit, e));
-      return { node, live: live.length, weight: live.reduce((sum, e) => sum + e.share, 0) };
+      const edges = live(circuit, [...node.into, ...node.out]);
+      return { node, many: edges.length, weight: edges.reduce((sum, e) => sum + e.share, 0) };
     }).sort((a, b) => b.weight - a.weight);
     const peak = rows.length ? rows[0].weight : 1;
-    const items = rows.slice(0, 14).map(({ node, live, weight }) => {
+    const items = rows.slice(0, 14).map(({ node, many, weight }) => {
       const role = roleOf(node.name);
-      const meter = el("span", { class: "meter" }, el("i"));
-      meter.firstChild.style.width = `${100 * weight / peak}%`;
+      const edges = el("span", { class: "value" }, plural(many, "edge"));
       return el("li", {}, el("button", {
         type: "button", onclick: () => choose(node.name),
         onpointerenter: () => { state.hovered = node.name; for (const p of panes) p.emphasise(); },
         onpointerleave: () => { state.hovered = null; for (const p of panes) p.emphasise(); },
-      }, el("span"), el("span", { class: "name", title: role ? role[0] : undefined }, node.name), meter, el("span", { class: "value" }, plural(live, "edge"))));
+      }, el("span"), el("span", { class: "name", title: role && role[0] }, node.name), meter(weight / peak), edges));
     });
     const lead = "Choose one in the picture or below, or press / to search. The arrow keys move from component to component.";
+    const shown = rows.length > 14 ? `14 of ${rows.length}` : `${rows.length}`;
     const title = both ? `Components of ${LETTER[circuit.index]}` : "Components";
     return [el("h2", {}, title), el("p", { class: "lead" }, lead),
-      el("h3", {}, circuit.raw.scored ? "By the scores of their edges" : "By the number of their edges", el("span", {}, rows.length > 14 ? `14 of ${rows.length}` : `${rows.length}`)),
+      el("h3", {}, `By the ${circuit.raw.scored ? "scores" : "number"} of their edges`, el("span", {}, shown)),
       el("ul", { class: "list" }, ...items)];
   }
 
@@ -603,19 +631,27 @@
   const RUNS = { clean: "Clean", corrupt: "Corrupted", circuit: "Circuit" };
 
   function segments(label, options, chosen, pick) {
-    return el("div", { class: "segments", role: "radiogroup", "aria-label": label }, ...Object.entries(options).map(([key, text]) => el("button", {
+    const button = ([key, text]) => el("button", {
       type: "button", role: "radio", "aria-checked": String(key === String(chosen)), "data-key": key, onclick: () => pick(key),
-    }, text)));
+    }, text);
+    return el("div", { class: "segments", role: "radiogroup", "aria-label": label }, ...Object.entries(options).map(button));
   }
 
   /** Rebuilding the details takes the focus away from the control that caused it: give it back to its successor. */
   function keepFocus(change) {
     const before = document.activeElement, group = before.closest?.("[role=radiogroup]"), key = before.dataset?.key;
     change();
-    if (group && key && !before.isConnected) document.querySelector(`[role=radiogroup][aria-label="${group.getAttribute("aria-label")}"] [data-key="${key}"]`)?.focus();
+    if (!group || !key || before.isConnected) return;
+    document.querySelector(`[role=radiogroup][aria-label="${group.getAttribute("aria-label")}"] [data-key="${key}"]`)?.focus();
   }
 
-  const pairPicker = (circuit, label) => segments(label, Object.fromEntries(circuit.raw.pairs.map((_, i) => [i, `${i + 1}`])), state.pair, (i) => keepFocus(() => { state.pair = +i; showDetails(); }));
+  /** Segments that set one field of the state. */
+  const setter = (label, options, key, read = (x) => x) => segments(label, options, state[key], (picked) => keepFocus(() => {
+    state[key] = read(picked);
+    showDetails();
+  }));
+  const pairPicker = (circuit, label) => setter(label, circuit.raw.pairs.map((_, i) => `${i + 1}`), "pair", Number);
+  const switcher = () => setter("Circuit", ["Circuit A", "Circuit B"], "active", Number);
 
   function attention(circuit, node) {
     const stored = circuit.raw.attention;
@@ -638,7 +674,7 @@
     const canvas = el("canvas", { role: "img", "aria-label": `Attention pattern of ${node.name}, ${RUNS[state.run]} run` });
     heatmap(canvas, tokens, at, readout, summary);
     summary();
-    const pickers = el("div", { class: "picker" }, segments("Run", RUNS, state.run, (run) => keepFocus(() => { state.run = run; showDetails(); })));
+    const pickers = el("div", { class: "picker" }, setter("Run", RUNS, "run"));
     title.append(pairPicker(circuit, "Prompt"));
     return [title, pickers, el("div", { class: "attention" }, canvas, readout)];
   }
@@ -689,7 +725,8 @@
     };
     canvas.addEventListener("pointermove", (event) => {
       const box = canvas.getBoundingClientRect(), scale = (left + cell * n) / box.width;
-      const key = Math.floor(((event.clientX - box.left) * scale - left) / cell), query = Math.floor(((event.clientY - box.top) * scale - left) / cell);
+      const at = (pointer) => Math.floor((pointer * scale - left) / cell);
+      const key = at(event.clientX - box.left), query = at(event.clientY - box.top);
       if (key < 0 || query < 0 || query >= n || key > query) { paint(); return summary(); }
       paint(query, key);
       readout.textContent = `“${tokens[query].trim()}” looks at “${tokens[key].trim()}”: ${at(query, key).toFixed(2)}`;
@@ -709,14 +746,23 @@
       return $("prompts").replaceChildren(...parts);
     }
     const pair = pairs[Math.min(state.pair, pairs.length - 1)];
-    const marked = (tokens, others) => tokens.map((token, i) => (i < pair.opening || token === others[i] ? (i < pair.opening ? "" : token) : word(token)));
+    const marked = (tokens, others) => tokens.map((token, i) => (token === others[i] ? token : word(token))).slice(pair.opening);
     const word = (token) => el("span", {}, /^\s*/.exec(token)[0], el("mark", {}, token.trimStart()));
     parts.push(el("h3", {}, "Pair", pairPicker(circuit, "Pair")));
-    parts.push(el("dl", { class: "prompt" }, el("dt", {}, "Clean"), el("dd", {}, ...marked(pair.clean, pair.corrupt)), el("dt", {}, "Corrupted"), el("dd", {}, ...marked(pair.corrupt, pair.clean))));
+    const prompt = (title, tokens, others) => [el("dt", {}, title), el("dd", {}, ...marked(tokens, others))];
+    const prompts = [...prompt("Clean", pair.clean, pair.corrupt), ...prompt("Corrupted", pair.corrupt, pair.clean)];
+    parts.push(el("dl", { class: "prompt" }, ...prompts));
     const size = circuit.raw.stops.live[circuit.stop];
-    const tables = [["The model on the clean prompt", pair.top.clean], ["The model on the corrupted prompt", pair.top.corrupt], [`The circuit of ${plural(size, "edge")}`, pair.top.circuit[circuit.stop]]];
+    const tables = [
+      ["The model on the clean prompt", pair.top.clean],
+      ["The model on the corrupted prompt", pair.top.corrupt],
+      [`The circuit of ${plural(size, "edge")}`, pair.top.circuit[circuit.stop]],
+    ];
     for (const [title, top] of tables) parts.push(el("h3", {}, title), answers(top, pair));
-    const some = (list) => list.slice(0, 6).map((t) => `“${visible(t)}”`).join(", ") + (list.length > 6 ? ` and ${list.length - 6} more` : "");
+    const some = (list) => {
+      const first = list.slice(0, 6).map((token) => `“${visible(token)}”`).join(", ");
+      return list.length > 6 ? `${first} and ${list.length - 6} more` : first;
+    };
     parts.push(el("p", { class: "why" }, `Right: ${some(pair.answers)}. Foils: ${some(pair.foils)}.`));
     $("prompts").replaceChildren(...parts);
   }
@@ -724,14 +770,12 @@
   function answers(top, pair) {
     return el("table", { class: "answers" }, el("tbody", {}, ...top.map(([token, p]) => {
       const kind = pair.answers.includes(token) ? "right" : pair.foils.includes(token) ? "wrong" : "";
-      const bar = el("i");
-      bar.style.width = `${100 * p}%`;
       const word = { right: "a right answer", wrong: "a foil", "": undefined }[kind];
-      return el("tr", { class: kind, title: word }, el("td", {}, visible(token)), el("td", {}, el("div", { class: "meter" }, bar)), el("td", {}, p < 0.0005 ? "0" : p.toFixed(3)));
+      const cells = [visible(token), meter(p), p < 0.0005 ? "0" : p.toFixed(3)];
+      return el("tr", { class: kind, title: word }, ...cells.map((cell) => el("td", {}, cell)));
     })));
   }
 
-  const switcher = () => segments("Circuit", { 0: "Circuit A", 1: "Circuit B" }, state.active, (i) => keepFocus(() => { state.active = +i; showDetails(); }));
 
   function showAbout() {
     const circuit = circuits[state.active], { facts, settings, known, notes } = circuit.raw;
@@ -751,14 +795,19 @@
     if (roles.length) {
       const found = roles.filter(([name]) => isOn(circuit, circuit.byName.get(name)));
       parts.push(el("h3", {}, "Components found by hand", el("span", {}, `${found.length} of ${roles.length} here`)));
-      parts.push(el("table", { class: "facts roles" }, el("tbody", {}, ...roles.map(([name, [role]]) => el("tr", {}, el("th", {}, el("span", { class: "name" }, name)), el("td", {}, role), el("td", {}, isOn(circuit, circuit.byName.get(name)) ? "here" : "not here"))))));
+      const here = (name) => (isOn(circuit, circuit.byName.get(name)) ? "here" : "not here");
+      const row = ([name, [role]]) => [el("span", { class: "name" }, name), role, here(name)];
+      parts.push(table(roles.map(row), "facts roles"));
     }
     if (settings.length) parts.push(el("h3", {}, "Settings of the search"), table(settings));
     parts.push(...notes.map((note) => el("p", { class: "why" }, note)));
     $("about").replaceChildren(...parts);
   }
 
-  const table = (rows) => el("table", { class: "facts" }, el("tbody", {}, ...rows.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", {}, value)))));
+  function table(rows, kind = "facts") {
+    const line = ([key, ...cells]) => el("tr", {}, el("th", { scope: "row" }, key), ...cells.map((cell) => el("td", {}, cell)));
+    return el("table", { class: kind }, el("tbody", {}, ...rows.map(line)));
+  }
 
   // ---- tabs ---------------------------------------------------------------------------------------------------------------------
 
@@ -822,7 +871,10 @@
       list.replaceChildren(...found.map(({ name, inside }, i) => {
         const role = roleOf(name);
         const hint = [role && role[0], inside ? null : "not in the circuit"].filter(Boolean).join(", ");
-        return el("li", { role: "option", id: `result-${i}`, "aria-selected": String(i === at), onpointerdown: (event) => { event.preventDefault(); pick(i); } }, el("span", { class: "name" }, name), el("span", {}, hint));
+        return el("li", {
+          role: "option", id: `result-${i}`, "aria-selected": String(i === at),
+          onpointerdown: (event) => { event.preventDefault(); pick(i); },
+        }, el("span", { class: "name" }, name), el("span", {}, hint));
       }));
       if (!found.length) list.append(el("li", { class: "none" }, "No component has such a name"));
       if (found.length) box.setAttribute("aria-activedescendant", `result-${at}`);
@@ -842,7 +894,8 @@
       const pane = panes[state.active];
       pane.roving(name);
       const place = pane.places.get(name);
-      if (place.y < pane.stage.scrollTop + 30 || place.y > pane.stage.scrollTop + pane.stage.clientHeight - 30) pane.stage.scrollTop = place.y - pane.stage.clientHeight / 2;
+      const { scrollTop, clientHeight } = pane.stage;
+      if (place.y < scrollTop + 30 || place.y > scrollTop + clientHeight - 30) pane.stage.scrollTop = place.y - clientHeight / 2;
       close();
     }
 
@@ -875,7 +928,7 @@
   function startTheme() {
     const button = $("theme"), system = matchMedia("(prefers-color-scheme: dark)");
     const moon = "M13.2 9.9A5.6 5.6 0 0 1 6.1 2.8 5.6 5.6 0 1 0 13.2 9.9z";
-    button.append(el("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, el("path", { d: moon, fill: "none", stroke: "currentColor", "stroke-width": 1.4, "stroke-linejoin": "round" })));
+    button.append(icon({ d: moon, fill: "none", stroke: "currentColor", "stroke-width": 1.4, "stroke-linejoin": "round" }));
     let chosen = null;
     button.addEventListener("click", () => {
       chosen = (chosen ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
@@ -886,15 +939,19 @@
   }
 
   function startLegend() {
-    const words = { q: "query", k: "key", v: "value", in: "MLP, logits" };
-    for (const [kind, word] of Object.entries(words)) {
-      const line = el("line", { x1: 0, x2: 26, y1: 4, y2: 4, stroke: `var(--${kind})`, "stroke-width": 2, "stroke-dasharray": DASH[kind].join(" "), "stroke-linecap": kind === "v" ? "round" : "butt" });
+    for (const [kind, word] of Object.entries(KINDS)) {
+      const line = el("line", {
+        x1: 0, x2: 26, y1: 4, y2: 4, stroke: `var(--${kind})`, "stroke-width": 2,
+        "stroke-dasharray": DASH[kind].join(" "), "stroke-linecap": kind === "v" ? "round" : "butt",
+      });
       document.querySelector(".legend").append(el("li", {}, el("svg", { width: 26, height: 8, "aria-hidden": "true" }, line), word));
     }
-    const scored = CIRCUITS.every((c) => c.scored);
-    document.querySelector(".legend").append(el("li", { class: "long" }, scored ? "thicker: higher score" : "thicker: removed later"));
+    const scored = new Set(CIRCUITS.map((c) => c.scored));
+    const thicker = scored.size > 1 ? "more important" : scored.has(true) ? "higher score" : "removed later";
+    document.querySelector(".legend").append(el("li", { class: "long" }, `thicker: ${thicker}`));
     if (CIRCUITS.some((c) => Object.keys(c.known).length)) {
-      document.querySelector(".legend").append(el("li", {}, el("svg", { width: 8, height: 8, "aria-hidden": "true" }, el("circle", { cx: 4, cy: 4, r: 3.5, fill: "var(--known)" })), "found by hand"));
+      const dot = el("circle", { cx: 4, cy: 4, r: 3.5, fill: "var(--known)" });
+      document.querySelector(".legend").append(el("li", {}, el("svg", { width: 8, height: 8, "aria-hidden": "true" }, dot), "found by hand"));
     }
   }
 
