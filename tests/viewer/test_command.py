@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
@@ -137,3 +138,15 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_viewing_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MechRLError, match="no such file"):
         view_command([tmp_path / "missing.json"], browser=False)
+
+
+def test_a_full_disk_leaves_the_old_file(circuit: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (out / "page.html").write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MechRLError, match="No space left"):
+        export_command([circuit], html=out / "page.html", no_model=True)
+    assert [p.name for p in out.iterdir()] == ["page.html"] and (out / "page.html").read_text() == "old"

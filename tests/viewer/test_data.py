@@ -107,7 +107,10 @@ def test_roles_hold_for_the_model_they_were_found_in() -> None:
     assert circuit_data(random_circuit(GPT2, 30, model="gpt2"), None, IOI)["known"]["a9.h9"][0] == "name mover"
 
 
-@pytest.mark.parametrize("changes", [{"scores": np.full(SMALL.n_edges, np.nan)}, {"tau": "high"}, {"passes": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"scores": np.full(SMALL.n_edges, np.nan)}, {"tau": "high"}, {"passes": None}, {"pairs": "many"}, {"settings": 3}],
+)
 def test_what_is_no_number_is_refused(changes: dict) -> None:
     with pytest.raises(MechRLError, match="search again"):
         circuit_data(random_circuit(SMALL, 20, **changes))

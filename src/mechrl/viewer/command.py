@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from mechrl.circuit import Circuit
     from mechrl.models.base import Model
 
-Circuits = Annotated[list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or two to compare.", show_default=False)]
+Circuits = Annotated[
+    list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or two to compare.", show_default=False)
+]
 ModelName = Annotated[
     str | None,
     typer.Option(

@@ -49,6 +49,8 @@ def circuit_data(
             "name": f"{circuit.behaviour} in {circuit.model}",
             "lead": _lead(circuit),
             "tau": float(circuit.tau),
+            "seed": int(circuit.seed),
+            "n_pairs": int(circuit.pairs),
             "faithfulness": float(circuit.faithfulness),
             "scored": circuit.scores is not None,
             "sources": circuit.graph.source_names,
@@ -62,12 +64,13 @@ def circuit_data(
             "attention": None,
         }
     except (TypeError, ValueError) as exc:
-        raise MechRLError(f"the circuit of {circuit.behaviour!r} has a field that is no number ({exc}); search again") from exc
+        raise MechRLError(f"the circuit of {circuit.behaviour!r} has a field of the wrong kind ({exc}); search again") from exc
     if model is not None and behaviour is not None:
         circuit.check_model(model)
         if model.tokenizer is None:
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no prompts can be made for it")
-        pairs = behaviour.pairs(model.tokenizer, circuit.pairs, circuit.seed, part="discovery", n_ctx=model.spec.n_ctx)
+        n, seed = data["n_pairs"], data["seed"]
+        pairs = behaviour.pairs(model.tokenizer, n, seed, part="discovery", n_ctx=model.spec.n_ctx)
         data["stops"]["f"], data["pairs"] = _answers(model, pairs, replay, report)
         if abs(data["stops"]["f"][-1] - circuit.faithfulness) > 0.005:
             data["notes"].append(
