@@ -64,8 +64,10 @@ def train_command(
     prefilter: PrefilterOption = "metric",
     pairs: PairsOption = 20,
     margin: Annotated[float, typer.Option(help="The agent's target lies this far below the candidates' own f.")] = 0.0,
+    max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
     learning_rate: Annotated[float, typer.Option(min=0, help="At the start; it falls linearly to zero.")] = 2.5e-4,
     entropy: Annotated[float, typer.Option(min=0, help="Coefficient of the entropy bonus.")] = 0.01,
+    gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount; with a small budget a smaller one learns sooner.")] = 0.99,
     width: Annotated[int, typer.Option(min=1, help="Of the policy's hidden layers (H).")] = 128,
     seed: Annotated[int, typer.Option(min=0, help="Everything that is random.")] = 0,
     device: DeviceOption = "auto",
@@ -93,10 +95,16 @@ def train_command(
     from mechrl.rl.train import Run, describe, file_checksum, join_ranks
 
     config = PPOConfig(
-        iterations=iterations, transitions=transitions, envs=envs, learning_rate=learning_rate, entropy=entropy, seed=seed
+        iterations=iterations,
+        transitions=transitions,
+        envs=envs,
+        learning_rate=learning_rate,
+        entropy=entropy,
+        gamma=gamma,
+        seed=seed,
     )
     settings = TaskSettings(pairs, k, prefilter, half)  # type: ignore[arg-type]  # checked there, with a message for people
-    reward = RewardSettings(margin=margin)
+    reward = RewardSettings(margin=margin, max_steps=max_steps)
     torch.manual_seed(seed)
     start = load_policy(init_from) if init_from else Policy(PolicyConfig(width))
     group, device = join_ranks(device)
