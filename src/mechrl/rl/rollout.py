@@ -170,35 +170,41 @@ def deploy(
     steps = [best_step(e, deployment.tau, deployment.rule) for e in episodes] if deployment.best_along_episode else last
     validation = _fresh(model, behaviour, VALIDATION_SEED) if deployment.judge == "validation" else None
 
-    def pick(steps: list[int], charged: bool) -> tuple[int, int, float, float | None]:
-        """Episode, pruned size, f on discovery pairs, and on validation pairs if these judge."""
+    def pick(steps: list[int], charged: bool) -> tuple[int, float, float | None]:
+        """The episode whose mask is chosen, its f on discovery pairs, and on validation pairs if these judge."""
         masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
         f = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
-        size = model.graph.prune(masks, task.candidates).sum(1)
         judged = f
         if validation is not None:
             before = validation.passes
             judged = validation.faithfulness(masks, task.candidates).double().cpu().numpy()
             validation.passes = validation.passes if charged else before
-        i = choose(judged, size, deployment.tau, deployment.rule)
-        return i, int(size[i]), float(f[i]), None if validation is None else float(judged[i])
+        i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), deployment.tau, deployment.rule)
+        return i, float(f[i]), None if validation is None else float(judged[i])
 
-    chosen, _, f, f_validation = pick(steps, charged=True)
+    def pruned(episode: Episode, step: int) -> np.ndarray:
+        mask = np.zeros(model.graph.n_edges, dtype=bool)
+        mask[task.candidates] = model.graph.prune(episode.masks[step], task.candidates)
+        return mask
+
+    chosen, f, f_validation = pick(steps, charged=True)
     passes = round(passes_before + task.engine.passes + (validation.passes if validation else 0.0), 6)
     seconds = seconds_before + time.perf_counter() - began
 
     note = f"{'greedy' if chosen == deployment.rollouts else 'sampled'} rollout, step {steps[chosen]} of {last[chosen]}"
     known: dict[str, Any] = asdict(deployment) | settings.to_json() | (about or {})
     known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": note}
+    test = _fresh(model, behaviour, TEST_SEED)
     if deployment.best_along_episode:  # what the last masks alone would have given
-        _, size, f_last, f_validation_last = pick(last, charged=False)
-        known["last_masks"] = {"edges": size, "faithfulness": f_last, "faithfulness_validation": f_validation_last}
+        i, f_last, f_validation_last = pick(last, charged=False)
+        mask = pruned(episodes[i], last[i])
+        known["last_masks"] = {"edges": int(mask.sum()), "faithfulness": f_last, "faithfulness_validation": f_validation_last}
+        known["last_masks"]["faithfulness_test"] = float(test.faithfulness(mask)[0])
 
     episode, step = episodes[chosen], steps[chosen]
-    mask = np.zeros(model.graph.n_edges, dtype=bool)
-    mask[task.candidates] = model.graph.prune(episode.masks[step], task.candidates)
-    dead = task.candidates[episode.masks[step]][~mask[task.candidates[episode.masks[step]]]]
-    test = _fresh(model, behaviour, TEST_SEED)
+    mask = pruned(episode, step)
+    kept = task.candidates[episode.masks[step]]
+    dead = kept[~mask[kept]]
     return Circuit(
         model=model.name,
         checksum=model.checksum,
