@@ -40,6 +40,10 @@ def start(*arguments: object, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+def shown(path: Path) -> list[dict]:
+    return json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])["circuits"]
+
+
 def test_viewing_until_ctrl_c(circuit: Path) -> None:
     process = start("view", circuit, "--no-browser", "--no-model")
     url = process.stdout.readline().strip()
@@ -74,25 +78,45 @@ def test_a_circuit_file_cannot_make_us_fetch_a_model(circuit: Path, out: Path) -
         told_stderr = told.communicate(timeout=60)[1]
         hub.shutdown()
     assert process.returncode == 0 and stdout.strip() == str(out / "page.html")
-    assert "shown without f" in stderr and len(stderr.splitlines()) == 1
+    assert "not on this machine" in stderr and len(stderr.splitlines()) == 1
     assert not asked_by_file
     assert told.returncode == 1 and len(told_stderr.splitlines()) == 1 and asked  # the user named it: fetch it
 
 
-def test_a_model_that_is_here_is_used(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_model_that_is_here_is_used(out: Path) -> None:
     toy = load_model("toy")
     mine = random_circuit(toy.graph, 20, removed=5, model="toy", checksum=toy.checksum, pairs=3)
     mine.save(out / "circuit.json")
     export_command([out / "circuit.json"], html=out / "page.html", device="cpu")
-    text = (out / "page.html").read_text()
-    assert '"f":[' in text and '"attention":{' in text
+    assert shown(out / "page.html")[0]["stops"]["f"] and shown(out / "page.html")[0]["attention"]
+
+
+def test_what_is_given_holds_for_the_circuits_it_fits(circuit: Path, out: Path, capsys: pytest.CaptureFixture) -> None:
+    toy = load_model("toy")
+    row = {"clean": "When John and Mary went to the store, Mary gave a book to", "answer": " John", "foil": " Mary"}
+    row |= {"corrupt": "When Paul and Anna went to the store, Bob gave a book to", "part": "discovery"}
+    (out / "mine.jsonl").write_text(json.dumps(row))
+    fields = dict(removed=5, model="elsewhere/toy", checksum=toy.checksum, behaviour="mine", pairs=1)
+    random_circuit(toy.graph, 20, **fields).save(out / "mine.json")
+    export_command(
+        [out / "mine.json", circuit], html=out / "two.html", model="toy", behaviour=str(out / "mine.jsonl"), device="cpu"
+    )
+    one, other = shown(out / "two.html")
+    assert one["stops"]["f"] and one["pairs"] and one["attention"]
+    assert other["stops"]["f"] is None and "nowhere/nothing is not on this machine" in other["notes"][-1]
+    assert capsys.readouterr().err.startswith(f"{circuit}: nowhere/nothing")
+
+
+def test_a_behaviour_that_is_not_known_is_done_without(out: Path, capsys: pytest.CaptureFixture) -> None:
+    random_circuit(SMALL, 20, behaviour="/etc/passwd").save(out / "circuit.json")
+    export_command([out / "circuit.json"], html=out / "page.html", device="cpu")
+    assert "not a built-in behaviour" in shown(out / "page.html")[0]["notes"][-1]
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_two_circuits_on_one_page(circuit: Path, out: Path) -> None:
     export_command([circuit, circuit], html=out / "two.html", no_model=True)
-    data = (out / "two.html").read_text().partition('id="data">')[2].partition("</script>")[0]
-    assert len(json.loads(data)["circuits"]) == 2
+    assert len(shown(out / "two.html")) == 2
 
 
 def test_for_eap_ig(circuit: Path, out: Path, capsys: pytest.CaptureFixture) -> None:

@@ -6,7 +6,8 @@ import os
 import sys
 import time
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,62 +108,93 @@ def _document(paths: list[Path], model: str | None, behaviour: str | None, no_mo
     from mechrl.viewer.data import circuit_data
     from mechrl.viewer.page import page
 
+    circuits = [Circuit.load(path) for path in paths]
+    behaviours = _behaviours(circuits, behaviour)
+    models: list[Model | str] = ["--no-model was given"] * len(circuits) if no_model else _models(circuits, model, device)
     shown = []
-    loaded: dict[str, Model] = {}
-    for path in paths:
-        circuit = Circuit.load(path)
-        chosen, why_not = _behaviour(circuit, behaviour)
-        runs: Model | None = None
-        if no_model:
-            why_not = "Made with --no-model: no f along the removal order, no answers, no attention patterns."
-        elif chosen is not None:
-            runs, why_not = _model(circuit, model, device, loaded)
-        if why_not and not no_model:
-            print(f"{path}: {why_not}", file=sys.stderr)
-        report = _Progress(str(path))
-        shown.append(circuit_data(circuit, runs, chosen, why_not, report))
-        report.end()
+    for path, circuit, chosen, runs in zip(paths, circuits, behaviours, models, strict=True):
+        why = next((problem for problem in (chosen, runs) if isinstance(problem, str)), "")
+        data = None
+        if not isinstance(chosen, str) and not isinstance(runs, str):
+            try:
+                with _Progress(str(path)) as report:
+                    data = circuit_data(circuit, runs, chosen, report=report)
+            except MechRLError as exc:
+                if model is not None:
+                    raise
+                why = str(exc)
+        if data is None:
+            why += ": no f along the removal order, no answers, no attention patterns"
+            print(f"{path}: {why}", file=sys.stderr)
+            data = circuit_data(circuit, None, None if isinstance(chosen, str) else chosen, why)
+        shown.append(data)
     return page(shown)
 
 
-_WITHOUT = "shown without f along the removal order, answers and attention patterns"
+def _behaviours(circuits: list[Circuit], given: str | None) -> list[Behaviour | str]:
+    """The behaviour of every circuit, or why there is none.
 
-
-def _behaviour(circuit: Circuit, given: str | None) -> tuple[Behaviour | None, str]:
-    """A behaviour given by the user must be right. A circuit file may name built-in ones only: it does not choose what is read."""
+    One that the user gives must be that of a circuit. A file may name built-in ones only: it does not choose what is read.
+    """
     from mechrl.behaviours import behaviours, get_behaviour
 
+    known = {behaviour.name: behaviour for behaviour in behaviours()}
     if given is not None:
-        chosen = get_behaviour(given)
-        if chosen.name != circuit.behaviour:
-            raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, {given} is {chosen.name!r}")
-        return chosen, ""
-    for known in behaviours():
-        if known.name == circuit.behaviour:
-            return known, ""
-    return None, f"{circuit.behaviour!r} is not a built-in behaviour (give its file with --behaviour): {_WITHOUT}"
+        mine = get_behaviour(given)
+        if mine.name not in [circuit.behaviour for circuit in circuits]:
+            raise MechRLError(f"the circuit is of the behaviour {circuits[0].behaviour!r}, {given} is {mine.name!r}")
+        known[mine.name] = mine
+    missing = "{!r} is not a built-in behaviour (--behaviour FILE says what it is)"
+    return [known.get(circuit.behaviour) or missing.format(circuit.behaviour) for circuit in circuits]
 
 
-def _model(circuit: Circuit, given: str | None, device: str, loaded: dict[str, Model]) -> tuple[Model | None, str]:
-    """A model given by the user must be right. One that only the circuit file names is never fetched."""
-    name = given or str(circuit.model)
-    if given is None:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is first imported, which is below
+def _models(circuits: list[Circuit], given: str | None, device: str) -> list[Model | str]:
+    """The model of every circuit, or why there is none.
+
+    One that the user gives must be that of a circuit. One that only a file names is used if it is here, and never fetched.
+    """
     from mechrl.models import load_model, smollm2
 
+    def fits(circuit: Circuit, model: Model) -> bool:
+        return (circuit.graph, circuit.checksum) == (model.graph, model.checksum)
+
+    loaded: dict[str, Model] = {}
+    if given is not None:
+        mine = load_model(given, device=device)
+        if not any(fits(circuit, mine) for circuit in circuits):
+            circuits[0].check_model(mine)
+        loaded = {str(circuit.model): mine for circuit in circuits if fits(circuit, mine)}
+
+    def find(circuit: Circuit) -> Model | str:
+        name = str(circuit.model)
+        here = name in loaded or name == "toy" or Path(name).exists() or (name == "smollm2" and smollm2.cached())
+        try:
+            if name not in loaded:
+                if name == "smollm2" and not here:
+                    raise MechRLError("would be fetched")
+                with _offline():
+                    loaded[name] = load_model(name, device=device)
+            circuit.check_model(loaded[name])
+        except MechRLError as exc:
+            return (
+                str(exc) if here else f"{name} is not on this machine (--model {name} fetches it, --model PATH says where it is)"
+            )
+        return loaded[name]
+
+    return [find(circuit) for circuit in circuits]
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """The hub's library asks its server nothing meanwhile: what is in its cache loads, what is not does not."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
     try:
-        if name not in loaded:
-            if given is None and name == "smollm2" and not smollm2.cached():
-                raise MechRLError("not fetched yet")
-            loaded[name] = load_model(name, device=device)
-        circuit.check_model(loaded[name])
-    except MechRLError as exc:
-        if given is not None:
-            raise
-        here = name == "toy" or name in loaded or Path(name).exists()
-        why = str(exc) if here else f"{name} is not on this machine (--model {name} fetches it, --model PATH says where it is)"
-        return None, f"{why}: {_WITHOUT}"
-    return loaded[name], ""
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _check_writable(out: Path) -> None:
@@ -194,6 +226,9 @@ class _Progress:
             print(f"{self.what}: f at {done} of {total} stops", file=sys.stderr, flush=True)
             self.last_line = time.monotonic()
 
-    def end(self) -> None:
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
