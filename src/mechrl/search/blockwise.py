@@ -109,11 +109,13 @@ def _exchange(problem: Problem, state: State) -> State:
         judged = problem.judge(some)
         if (judged >= problem.tau).any():
             # what f has above tau is worth edges too: as many as it could pay for at the mean cost
-            worth = (judged - problem.tau) / max(cost.mean() / size, 1e-9)
+            per_edge = max(cost.mean() / size, 1e-9)
+            worth = (judged - problem.tau) / per_edge
             chosen = int(np.where(judged >= problem.tau, some.sum(1) - worth, np.inf).argmin())
             following = _moved(problem, state, some[chosen], float(judged[chosen]), cheap, 0.0)
-            removed, spent = mask.sum() - following.mask.sum(), 3 + len(groups) + first + len(some)
-            return following if removed * PASSES_PER_EDGE >= spent else _finished(following, "exchanges hardly make it smaller")
+            won = mask.sum() - some[chosen].sum() + max(0.0, (judged[chosen] - f) / per_edge)
+            spent = 3 + len(groups) + first + len(some)
+            return following if won * PASSES_PER_EDGE >= spent else _finished(following, "exchanges hardly make it smaller")
     return _finished(state, "no exchange makes it smaller")
 
 
