@@ -247,10 +247,11 @@ def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Setting
     def checkpoint(now: State) -> None:
         nonlocal last
         tell(f"f {now.faithfulness:.3f}, {int(now.mask.sum()):,} edges, {session.passes:,.0f} passes")
-        if stopping() or time.monotonic() - last > _SAVE_EVERY:
+        asked = stopping()  # once: it may become true between two looks
+        if asked or time.monotonic() - last > _SAVE_EVERY:
             write_atomically(path, now.to_bytes(**session.about()))
             last = time.monotonic()
-        if stopping():
+        if asked:
             raise Stopped
 
     session.problem.checkpoint = checkpoint

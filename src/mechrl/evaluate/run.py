@@ -133,14 +133,17 @@ class _Lines:
     """A line for every finished cell and, now and then, what is going on and what remains."""
 
     def __init__(self, place: Place) -> None:
-        self.place, self.last = place, time.monotonic()
+        self.place, self.last, self.finished = place, time.monotonic(), 0
 
     def show(self, now: Progress) -> None:
         if now.finished is not None:
+            self.finished += 1
             head = f"[{now.done + now.failed}/{now.total}{f', {now.failed} failed' if now.failed else ''}]"
             self._say(f"{head} {now.finished.label}: {self._outcome(now.finished)}")
         elif time.monotonic() - self.last > _LINE_EVERY and now.running:
-            self._say(f"{now.left} of {now.total} cells left, {now.seconds:.0f} s; at work: {'; '.join(now.running)}")
+            rate = self.finished / now.seconds  # cells differ, so this is a rough guess
+            guess = f", at this rate {now.left / rate / 60:.0f} min" if rate else ""
+            self._say(f"{now.left} of {now.total} cells left{guess}; at work: {'; '.join(now.running)}")
 
     def _outcome(self, cell: Cell) -> str:
         known = self.place.record(cell)

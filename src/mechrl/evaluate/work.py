@@ -33,7 +33,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 import mechrl
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 
 FORMAT = 1
@@ -96,6 +95,8 @@ class Place:
         return known is not None and known["status"] == "done"
 
     def write(self, cell: Cell, status: str, **what: Any) -> None:
+        from mechrl.circuit import write_atomically  # brings torch along, which not every worker needs
+
         known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
         content = known | what | {"version": mechrl.__version__, "context": self.context}
         write_atomically(self.path(cell), (json.dumps(content, indent=1) + "\n").encode())

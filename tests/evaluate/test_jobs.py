@@ -1,0 +1,93 @@
+"""Cells that are asked to stop in the middle go on from there, and end as if they had never been asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mechrl.evaluate import jobs, work
+from mechrl.evaluate.compare import Agent, Budget, circuit_cell
+from mechrl.evaluate.work import Cell, Place, Stopped
+from mechrl.rl.env import RewardSettings
+from mechrl.rl.policy import Policy, PolicyConfig
+
+BUDGET = Budget(pairs=3, k=60, thresholds=(0.01,), rollouts=1, adapt_iterations=4, transitions=16, envs=4)
+MODEL = {"model": "toy", "checksum": "0"}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    Policy(PolicyConfig(width=8)).save(folder)
+    return folder
+
+
+def hands(folder: Path, policy: Path) -> jobs.Hands:
+    return jobs.Hands(Place(folder, jobs.do, jobs.Hands, {"model": "toy", "device": "cpu", "policy": str(policy)}))
+
+
+def stop_at(n: int) -> Callable[[], bool]:
+    """Asked to stop from the n-th look on."""
+    looks = 0
+
+    def stopping() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks >= n
+
+    return stopping
+
+
+def without_time(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize("method", ["acdc", "policy-adapted"])
+def test_stopped_and_continued_equals_straight(
+    method: str, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent("0", 60, "metric", {"max_steps": 5})
+    assert RewardSettings(**agent.reward).max_steps == 5
+    cell = circuit_cell(MODEL, "acronyms", method, "discovery", 0, BUDGET, agent)
+    straight = jobs.do(hands(tmp_path / "straight", policy), cell)
+    mine = hands(tmp_path / "stopped", policy)
+    for n in (1, 2):
+        monkeypatch.setattr(jobs, "stopping", stop_at(n))
+        with pytest.raises(Stopped):
+            jobs.do(mine, cell)
+        assert list(mine.place.scratch(cell).iterdir()) and not (tmp_path / "stopped" / "circuits").exists()
+    monkeypatch.setattr(jobs, "stopping", lambda: False)
+    assert without_time(jobs.do(mine, cell)) == without_time(straight)
+
+
+def test_both_targets_share_one_training(tmp_path: Path, policy: Path) -> None:
+    agent = Agent("0", 60, "metric", {"max_steps": 5})
+    mine = hands(tmp_path, policy)
+    one, other = (circuit_cell(MODEL, "acronyms", "policy-adapted", t, 0, BUDGET, agent) for t in ("discovery", "test"))
+    first = jobs.do(mine, one)
+    metrics = (mine.place.scratch(one) / "metrics.jsonl").read_bytes()
+    second = jobs.do(mine, other)
+    assert (mine.place.scratch(other) / "metrics.jsonl").read_bytes() == metrics
+    assert second["learning"] == first["learning"] and second["passes_training"] == first["passes_training"]
+    assert second["passes"] >= first["passes"]  # the training is charged to both; judging on validation pairs comes on top
+
+
+def test_what_a_job_tells_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(work, "_tell", heard.append)
+    monkeypatch.setattr(work, "_last_told", 0.0)
+    work.tell("one")
+    work.tell("too soon")
+    assert heard == ["one"]
+    monkeypatch.setattr(work, "_asked_to_stop", True)
+    with pytest.raises(Stopped):
+        work.check_stop()
+
+
+def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None:
+    result = jobs.do(hands(tmp_path, policy), Cell("gate", {"model": "toy", "names": ["acronyms"]}))
+    assert result["verdicts"][0]["exhibited"] and result["graph"]["edges"] == 1519
+    assert result["examples"]["acronyms"]["prompt"].startswith("The ") and result["device"] == "CPU"
