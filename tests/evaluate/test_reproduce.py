@@ -123,6 +123,12 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
     assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(view.cells.curves["ioi", 1].name)
 
 
+def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:
+    some = made_up(tmp_path, plan=Plan(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "policy")))
+    everything = made_up(tmp_path, fill=False)
+    assert everything.count()[0] == some.count()[0] == len(list(some.cells)) < len(list(everything.cells))
+
+
 def test_best_of_a_sweep(tmp_path: Path) -> None:
     view = made_up(tmp_path, plan=Plan(seeds=(0,)))
     assert [acdc_best(view, name, 0.9)[0] for name in ("ioi", "greater-than", "country-capital")] == [0.01, 0.003, 0.001]

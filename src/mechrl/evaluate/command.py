@@ -211,6 +211,8 @@ def reproduce_command(
     costly_seeds: Annotated[
         str, typer.Option(help="Of adaptation, training from scratch and ACDC over the whole graph; comma-separated.")
     ] = "0",
+    behaviours: Annotated[str | None, typer.Option(help="Only these, comma-separated. [default: the paper's]")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these at matched f, comma-separated. [default: all]")] = None,
     jobs: JobsOption = 1,
     seconds: SecondsOption = None,
     device: DeviceOption = "auto",
@@ -221,20 +223,26 @@ def reproduce_command(
 ) -> None:
     """Every table and figure of the paper for a model, in one report.html with CSV, JSON, PNG and SVG beside it.
 
-    Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far.
+    Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far;
+    what was done for some behaviours or methods counts when all are asked for.
 
     Examples: `mechrl reproduce --quick`, `mechrl reproduce --model gpt2 --out runs/gpt2`,
     `mechrl reproduce --model smollm2 --jobs 6 --half --seconds 540 --out runs/smollm2`
     """
     from dataclasses import replace
 
-    from mechrl.evaluate.compare import parse_seeds
+    from mechrl.evaluate.compare import METHODS, parse_list, parse_seeds
     from mechrl.evaluate.reproduce import QUICK, Plan, View, agent_of, cells_of, choose
     from mechrl.evaluate.run import Workshop
     from mechrl.evaluate.write import write_report
+    from mechrl.rl.tasks import choose_behaviours
 
     plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
     plan = replace(plan, budget=replace(plan.budget, half=half))
+    if behaviours is not None:
+        plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
+    if methods is not None:
+        plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
     shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds)
     with shop:
         gated = shop.gate(",".join(plan.only) or "every")

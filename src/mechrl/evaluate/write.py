@@ -49,7 +49,7 @@ def write_report(view: View, out: Path) -> Written:
         "f = 1 − KL(model ‖ circuit) / KL(model ‖ corrupted) at the prediction position: 1 is the model, 0 the empty circuit. "
         "Test pairs played no part in finding any circuit. A pass is one forward of one circuit on 20 pairs; a backward counts two."
     )
-    if view.plan.only:
+    if view.plan.quick:
         lead = f"A smoke run with tiny budgets: its numbers mean nothing. {lead}"
     page = Page(f"MechRL on {model}", lead, facts, tables, figures, done, failed, total, view.command)
     path = out / "report.html"
