@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from mechrl import demo
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.rl.command import adapt_command, discover_command, train_command
@@ -151,6 +152,21 @@ def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: 
     discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
     assert "last masks" in said and str(tmp_path) in said
+
+
+def test_the_policy_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    discover_command("acronyms", out=tmp_path, rollouts=1, device="cpu", as_json=True)
+    assert json.loads(capsys.readouterr().out)["model"] == "toy"
+    monkeypatch.setattr("mechrl.rl.rollout.SHIPPED", tmp_path)
+    mistakes(discover_command, dict(behaviour="acronyms", device="cpu"), {}, "mechrl train")
+
+
+def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo.main()
+    said = capsys.readouterr().out
+    circuit = Circuit.load(demo.OUT / "circuit.json")
+    assert f"{circuit.edges} edges" in said and circuit.faithfulness >= 0.9 and (demo.OUT / "eap-ig.json").exists()
 
 
 def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
