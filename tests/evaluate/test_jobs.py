@@ -63,6 +63,14 @@ def test_stopped_and_continued_equals_straight(
     assert without_time(jobs.do(mine, cell)) == without_time(straight)
 
 
+def test_a_damaged_state_costs_time_only(tmp_path: Path, policy: Path) -> None:
+    cell = circuit_cell(MODEL, "acronyms", "greedy", "discovery", 0, BUDGET)
+    mine = hands(tmp_path, policy)
+    mine.place.scratch(cell).mkdir(parents=True)
+    (mine.place.scratch(cell) / "state.safetensors").write_bytes(b"half of a st")
+    assert jobs.do(mine, cell)["reached"] and not mine.place.scratch(cell).exists()
+
+
 def test_both_targets_share_one_training(tmp_path: Path, policy: Path) -> None:
     agent = Agent("0", 60, "metric", {"max_steps": 5})
     mine = hands(tmp_path, policy)

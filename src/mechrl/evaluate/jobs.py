@@ -10,8 +10,10 @@ A circuit's seed picks its discovery pairs and everything else that is random, f
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,7 @@ from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit, write_atomically
 from mechrl.engine import Engine
+from mechrl.errors import MechRLError
 from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting
 from mechrl.evaluate.validity import validate
@@ -61,9 +64,13 @@ class Hands:
 
 def do(hands: Hands, cell: Cell) -> dict[str, Any]:
     job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit}[cell.kind]
-    return job(hands, cell, **{k: v for k, v in cell.arguments.items() if k not in ("model", "checksum")}) | {
-        "device": hands.device_name
-    }
+    arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
+    try:
+        return job(hands, cell, **arguments) | {"device": hands.device_name}
+    finally:
+        if torch.cuda.is_available():  # engines are large, and other workers may share the device
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
@@ -199,6 +206,7 @@ def _circuit(
     assess: bool = False,
 ) -> dict[str, Any]:
     chosen = get_behaviour(behaviour)
+    here: Setting | None = None
     extra: dict[str, Any] = {}
     if search is not None:
         thresholds = {"thresholds": tuple(search["thresholds"])} if "thresholds" in search else {}
@@ -231,7 +239,7 @@ def _circuit(
     }
     if assess:
         tell("validity")
-        where = Setting.of(hands.model, chosen, circuit)
+        where = here or Setting.of(hands.model, chosen, circuit)
         row["validity"] = validate(circuit, hands.model, chosen, setting=where, report=tell).to_json()
         row["beyond"] = beyond(circuit, where).to_json()
     return row | extra
@@ -240,7 +248,9 @@ def _circuit(
 def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Settings) -> Circuit:
     """A search that leaves its state behind, and goes on from there."""
     path = hands.place.scratch(cell) / _STATE
-    state, about = State.read(path) if path.exists() else (None, None)
+    state, about = None, None
+    with suppress(MechRLError):  # none was left, or it is damaged: that costs time only
+        state, about = State.read(path)
     session = prepare(hands.model, behaviour, settings, about)
     last = time.monotonic()
 
