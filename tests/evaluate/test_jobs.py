@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mechrl.evaluate import jobs, work
-from mechrl.evaluate.compare import Agent, Budget, circuit_cell
+from mechrl.evaluate.compare import Agent, Budget, circuit_cell, read_agent
 from mechrl.evaluate.work import Cell, Place, Stopped
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
@@ -99,3 +99,15 @@ def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None
     result = jobs.do(hands(tmp_path, policy), Cell("gate", {"model": "toy", "names": ["acronyms"]}))
     assert result["verdicts"][0]["exhibited"] and result["graph"]["edges"] == 1519
     assert result["examples"]["acronyms"]["prompt"].startswith("The ") and result["device"] == "CPU"
+
+
+def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -> None:
+    known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 40}, "reward": {"max_steps": 5}, "width": 8}
+    ppo = {"iterations": 1, "transitions": 16, "envs": 4}
+    cell = Cell("train", MODEL | known | {"ppo": ppo}, alone="policy")
+    mine = hands(tmp_path, policy)
+    result = jobs.do(mine, cell)
+    agent = read_agent(mine.place.scratch(cell))
+    assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result["passes"] > 16
+    found = circuit_cell(MODEL, "acronyms", "policy", "paper", 0, BUDGET, agent)
+    assert jobs.do(hands(tmp_path, mine.place.scratch(cell)), found)["f"] > 0.5

@@ -106,16 +106,16 @@ def warm_scratch(view: View) -> Figure:
                     )
             finals = ", ".join(f"{Spread.of(f).mean:.2f} {_SHORT[kind]}" for kind, f in ends.items())
             ax.set_title(f"{name}\nf {finals}" if ends else name, fontsize=8.5)
-            if ends:
+            if any(run["iteration"] for runs in curves[name].values() for run in runs):
                 with_legend = with_legend or ax
             else:
-                empty(ax)
+                empty(ax, "no episode has ended yet" if ends else "nothing done yet")
         for ax in axes[len(names) :]:
             ax.set_axis_off()
         for ax in axes[max(0, len(names) - columns) : len(names)]:  # the lowest of every column
             ax.set_xlabel("iteration")
             ax.tick_params(labelbottom=True)
-            ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes[0].xaxis.set_major_locator(MaxNLocator(4, integer=True))  # all share it
         for ax in axes[::columns]:
             ax.set_ylabel("|C| / K")
         axes[0].set_ylim(0, 1.05)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,8 @@ def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str,
         about = shop.need(cell)
         shop.use_policy(shop.place.scratch(cell))
     agent = shop.agent()
+    if plan.quick:
+        agent = replace(agent, reward=agent.reward | {"max_steps": plan.max_steps})
     return agent, _training(shop.policy) | about
 
 
