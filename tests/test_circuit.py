@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mechrl.circuit
-from mechrl.circuit import Circuit
+from mechrl.circuit import Circuit, count_edges, write_atomically
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from tests.tiny import tiny
@@ -80,6 +80,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("below", ["circuit.json", "deep/circuit.json", "deep/er/circuit.json"])
+def test_a_file_where_a_folder_should_be(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(MechRLError, match="a folder on the way to it is a file"):
+        write_atomically(tmp_path / "file" / below, b"theirs")
+    assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("where", [".", ""])
+def test_a_folder_where_the_file_should_be(tmp_path: Path, monkeypatch, where: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MechRLError, match="cannot be written"):
+        write_atomically(Path(where), b"theirs")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mechrl.circuit.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "circuit.json", b"half")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_not_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MechRLError, match="not a number"):
         circuit(faithfulness=float("nan")).save(tmp_path / "circuit.json")
@@ -104,6 +130,95 @@ def test_broken_files_are_named_in_one_line(tmp_path: Path, change, message: str
     with pytest.raises(MechRLError, match=message) as caught:
         Circuit.load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def write(path: Path, **changes) -> Path:
+    path.write_text(json.dumps(circuit().to_json() | changes))
+    return path
+
+
+VALUES = (
+    None,
+    True,
+    7,
+    -1,
+    0.5,
+    float("nan"),
+    float("inf"),
+    10**400,
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [True],
+    [0.5],
+    ["x"],
+    {},
+    {"x": 1},
+)
+NUMBERS, TEXTS = (7, -1, 0.5), ("x",)
+ACCEPTED = {  # of these values, by field
+    **dict.fromkeys(("model", "checksum", "behaviour", "method", "version"), TEXTS),
+    **dict.fromkeys(("tau", "faithfulness", "passes", "seconds"), NUMBERS),
+    **dict.fromkeys(("faithfulness_test", "faithfulness_validation"), (None, *NUMBERS)),
+    **dict.fromkeys(("seed", "pairs"), (7,)),
+    **dict.fromkeys(("edges", "order"), ([],)),
+    "graph": (),
+    "settings": ({}, {"x": 1}),
+    "complete": (True,),
+    "scores": (None,),
+}
+
+
+def test_the_table_has_every_field() -> None:
+    derived = {"format", "n_edges", "n_edges_pruned"}  # the last two are for people who read the file
+    assert set(ACCEPTED) == set(circuit().to_json()) - derived
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_every_field_is_of_its_kind_or_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    accepted = []
+    for value in VALUES:
+        path = write(tmp_path / "circuit.json", **{name: value})
+        try:
+            loaded = Circuit.load(path)
+        except MechRLError as exc:
+            assert str(path) in str(exc) and "\n" not in str(exc), value
+        else:
+            accepted.append(value)
+            loaded.save(tmp_path / "again.json")  # what is accepted can be used
+            assert repr(loaded)
+    assert repr(tuple(accepted)) == repr(ACCEPTED[name])  # as text: True is 1, but not here
+    broken = circuit().to_json()
+    del broken[name]
+    path.write_text(json.dumps(broken))
+    with pytest.raises(MechRLError, match=f"missing or wrong .*{name}"):
+        Circuit.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n_layers": n} for n in (0, -1, 1.0, "2", True, 10**6, 10**30)]
+    + [{"n_heads": n, "n_kv_heads": n} for n in (0, 10**7)]
+    + [{"n_layers": 900, "n_heads": 900, "n_kv_heads": 1}, {"n_kv_heads": 3}, {"d_model": 0}],
+)
+def test_a_graph_that_no_model_has_is_refused_before_it_is_built(tmp_path: Path, change: dict) -> None:
+    shape = circuit().to_json()["graph"] | change
+    with pytest.raises(MechRLError, match="graph") as caught:
+        Circuit.load(write(tmp_path / "circuit.json", graph=shape, edges=[], order=[], scores=None))
+    assert "\n" not in str(caught.value)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
+def test_edges_are_counted_without_building_the_graph(layers: int, group: int, kv_heads: int) -> None:
+    shape = layers, group * kv_heads, kv_heads
+    assert count_edges(*shape) == Graph(*shape).n_edges
+
+
+def test_a_file_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "circuit.json").write_text("[" * 10**6)
+    with pytest.raises(MechRLError, match="not valid JSON"):
+        Circuit.load(tmp_path / "circuit.json")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -153,3 +268,14 @@ def test_the_export_is_what_eap_ig_reads(tmp_path: Path, shape: tuple[int, int, 
 def test_the_same_circuit_from_another_version_keeps_its_version(tmp_path: Path) -> None:
     replace(circuit(), version="0.0.1").save(tmp_path / "circuit.json")
     assert Circuit.load(tmp_path / "circuit.json").version == "0.0.1"
+
+
+def test_it_shows_itself() -> None:
+    mine = circuit(behaviour="<b>ioi")
+    said = repr(mine)
+    assert "\n" not in said and len(said) < 200
+    assert (
+        f"{mine.edges_pruned} of {SHAPE.n_edges} edges" in said and "f = 0.912 on 20 discovery pairs, 0.800 on fresh ones" in said
+    )
+    shown = mine._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and "<b>ioi" not in shown and shown == mechrl.show(mine)._repr_html_()

@@ -1,9 +1,147 @@
-"""MechRL: circuit discovery as a learned, exact and fast procedure."""
+"""MechRL: circuit discovery as a learned, exact and fast procedure.
+
+    import mechrl
+
+    model = mechrl.load_model("toy")
+    behaviour = mechrl.behaviour("ioi")
+    print(mechrl.judge(model, behaviour))                  # does the model do it at all?
+    circuit = mechrl.discover(model, behaviour)            # by a trained policy
+    print(circuit.edges, circuit.faithfulness, circuit.faithfulness_test)
+    print(mechrl.validate(circuit, model, behaviour))      # is it real?
+    mechrl.show(circuit, model, behaviour)                 # in a notebook; `circuit` alone shows itself there too
+
+Nothing here imports torch before a function is called.
+"""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mechrl.behaviours import Behaviour
+    from mechrl.behaviours import get_behaviour as behaviour
+    from mechrl.circuit import Circuit
+    from mechrl.errors import MechRLError
+    from mechrl.evaluate.validity import Validity
+    from mechrl.gate import judge
+    from mechrl.models import Model, load_model
 
 # Threads that wait for work must sleep, not spin: with another busy process on the machine, spinning made a run of many small
 # operations 27 times slower. Only OpenMP's first start reads it, so it has to be said before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
+__all__ = ["Circuit", "MechRLError", "behaviour", "discover", "judge", "load_model", "show", "validate"]
+
+_ELSEWHERE = {
+    "Circuit": ("mechrl.circuit", "Circuit"),
+    "MechRLError": ("mechrl.errors", "MechRLError"),
+    "behaviour": ("mechrl.behaviours", "get_behaviour"),
+    "judge": ("mechrl.gate", "judge"),
+    "load_model": ("mechrl.models", "load_model"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module 'mechrl' has no attribute {name!r}")
+    module, attribute = _ELSEWHERE[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def discover(
+    model: Model,
+    behaviour: Behaviour,
+    method: str = "policy",
+    *,
+    policy: Path | str | None = None,
+    force: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+    **settings: Any,
+) -> Circuit:
+    """The circuit of a behaviour: by a trained policy, or by a search that starts from nothing.
+
+    method: `policy`, or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `blockwise`.
+    policy: the folder of a policy; by default the one that comes with MechRL.
+    force: go on even if the model does not exhibit the behaviour.
+    report: is given a line now and then, such as `print`.
+    settings: of a policy `pairs`, `k`, `prefilter`, `half` and the fields of `mechrl.rl.rollout.Deployment` (`tau`, `rollouts`, `seed`, …);
+    of a search the fields of `mechrl.search.run.Settings` (`tau`, `pairs`, `target`, `seed`, …).
+    """
+    from mechrl import gate
+    from mechrl.errors import MechRLError
+
+    if method != "policy":
+        from mechrl.search.run import Settings, search
+
+        if policy is not None:
+            raise MechRLError(f"{method} is a search and needs no policy; leave one of them out")
+        chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
+        if not force:
+            gate.check(model, behaviour)
+        return search(
+            model, behaviour, chosen, lambda state: report(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges")
+        )
+
+    from dataclasses import replace
+
+    from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
+    from mechrl.rl.rollout import discover as by_policy
+
+    of_task: dict[str, Any] = {"pairs": 20, "half": False}
+    of_task |= {name: settings.pop(name) for name in ("pairs", "k", "prefilter", "half") if name in settings}
+    deployment = Deployment(**settings)
+    folder = shipped_policy(model.name) if policy is None else Path(policy)
+    agent = load_policy(folder, model.device)
+    task, reward = trained_with(folder)
+    task = replace(task, **of_task)
+    if not force:
+        gate.check(model, behaviour)
+    return by_policy(model, behaviour, agent, deployment, task, reward, lambda step, line: report(line))
+
+
+def validate(
+    circuit: Circuit,
+    model: Model,
+    behaviour: Behaviour,
+    random: int = 20,
+    *,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
+) -> Validity:
+    """Is a circuit real? Necessity, specificity, recovery, generalisation, as `mechrl validate` prints them.
+
+    random: circuits of each kind to hold it against.
+    """
+    from mechrl.evaluate.validity import validate as battery
+
+    return battery(circuit, model, behaviour, random, seed, report)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The viewer's page, as a notebook shows it."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return "the viewer's page; a notebook shows it, and so does `mechrl view`"
+
+
+def show(circuit: Circuit, model: Model | None = None, behaviour: Behaviour | None = None, height: int = 640) -> Shown:
+    """The circuit in a notebook; with the model and the behaviour also f along the removal order, answers and attention."""
+    from mechrl.viewer import circuit_html
+
+    return Shown(circuit_html(circuit, model, behaviour, height))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from mechrl.graph import Graph
 from mechrl.models.base import Model
 
 FORMAT = 1
+# Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
+_MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
     """The edges that a method kept, and everything needed to judge them and to find them again.
 
@@ -53,6 +57,19 @@ class Circuit:
             object.__setattr__(self, "scores", np.asarray(self.scores, dtype=np.float32))
 
     # ---- what it is -------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        fresh = "" if self.faithfulness_test is None else f", {self.faithfulness_test:.3f} on fresh ones"
+        return (
+            f"<Circuit: {self.behaviour} in {self.model} by {self.method}, {self.edges_pruned:,} of {self.graph.n_edges:,} edges, "
+            f"f = {self.faithfulness:.3f} on {self.pairs} discovery pairs{fresh}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the viewer, without what needs the model (`mechrl.show` has that)."""
+        from mechrl.viewer import circuit_html
+
+        return circuit_html(self)
 
     @property
     def edges(self) -> int:
@@ -135,7 +152,7 @@ class Circuit:
             raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
         except OSError as exc:
             raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
         if not isinstance(known, dict) or "format" not in known:
             raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
@@ -145,24 +162,48 @@ class Circuit:
             return cls._from_json(known)
         except MechRLError as exc:
             raise MechRLError(f"{path}: {exc}") from exc
-        except (KeyError, TypeError, ValueError, IndexError) as exc:
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise MechRLError(f"{path}: a field is missing or wrong ({type(exc).__name__}: {exc}); search again") from exc
 
     @classmethod
     def _from_json(cls, known: dict[str, Any]) -> Circuit:
-        shape = known["graph"]
-        graph = Graph(int(shape["n_layers"]), int(shape["n_heads"]), int(shape["n_kv_heads"]))
+        shape = _Fields(known["graph"], "graph.")
+        graph, d_model = _graph(shape), shape.whole("d_model", 1)
+        f = _Fields(known)
         mask = np.zeros(graph.n_edges, dtype=bool)
-        mask[[graph.edge_of_name(name) for name in known["edges"]]] = True
-        scores = None if known["scores"] is None else np.array(known["scores"], dtype=np.float32)
-        order = tuple(int(e) for e in known["order"])
-        if scores is not None and scores.shape != (graph.n_edges,):
-            raise ValueError(f"{len(scores)} scores for {graph.n_edges} edges")
+        mask[[graph.edge_of_name(name) for name in f.list_of("edges", str)]] = True
+        order = tuple(f.list_of("order", int))
         if any(not 0 <= e < graph.n_edges for e in order):
             raise ValueError("order names edges that the graph does not have")
-        other = {f.name for f in fields(cls)} - {"graph", "d_model", "mask", "scores", "order"}
-        values = {name: known[name] for name in other}
-        return cls(graph=graph, d_model=shape["d_model"], mask=mask, scores=scores, order=order, **values)
+        scores = None
+        if known["scores"] is not None:
+            scores = np.array(f.list_of("scores", int, float), dtype=np.float32)
+            if scores.shape != (graph.n_edges,):
+                raise ValueError(f"{len(scores)} scores for {graph.n_edges} edges")
+            if not np.isfinite(scores).all():
+                raise ValueError("a score is not a finite number")
+        return cls(
+            model=f.text("model"),
+            checksum=f.text("checksum"),
+            graph=graph,
+            d_model=d_model,
+            behaviour=f.text("behaviour"),
+            method=f.text("method"),
+            settings=f.of("settings", dict),
+            tau=f.number("tau"),
+            seed=f.whole("seed", 0),
+            pairs=f.whole("pairs", 1),
+            mask=mask,
+            faithfulness=f.number("faithfulness"),
+            faithfulness_test=f.number_or_none("faithfulness_test"),
+            faithfulness_validation=f.number_or_none("faithfulness_validation"),
+            scores=scores,
+            order=order,
+            passes=f.number("passes"),
+            seconds=f.number("seconds"),
+            complete=f.of("complete", bool),
+            version=f.text("version"),
+        )
 
     def to_eap_ig(self, path: Path | str) -> None:
         """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit.
@@ -192,6 +233,71 @@ class Circuit:
         write_atomically(Path(path), _encode(file))
 
 
+class _Fields:
+    """The fields of a JSON object, each of its kind. What is of another kind is refused by name."""
+
+    def __init__(self, known: Any, prefix: str = "") -> None:
+        self._known, self._prefix = known, prefix
+
+    def of(self, name: str, *kinds: type) -> Any:
+        value = self._known[name]
+        if type(value) not in kinds:  # not isinstance: True is no number here
+            expected = " or ".join(_KINDS[kind] for kind in kinds)
+            raise ValueError(f"{self._prefix}{name} must be {expected}, not {_KINDS.get(type(value), 'null')}")
+        return value
+
+    def text(self, name: str) -> str:
+        value: str = self.of(name, str)
+        value.encode()  # JSON can escape half a character, which nobody could print
+        return value
+
+    def number(self, name: str) -> float:
+        value: float = self.of(name, int, float)
+        if not math.isfinite(value):
+            raise ValueError(f"{self._prefix}{name} must be finite")
+        return value
+
+    def number_or_none(self, name: str) -> float | None:
+        return None if self._known[name] is None else self.number(name)
+
+    def whole(self, name: str, least: int) -> int:
+        value: int = self.of(name, int)
+        if not least <= value < 2**63:
+            raise ValueError(f"{self._prefix}{name} must be at least {least}, and of a sensible size")
+        return value
+
+    def list_of(self, name: str, *kinds: type) -> list[Any]:
+        values = self.of(name, list)
+        if any(type(value) not in kinds for value in values):
+            raise ValueError(f"{self._prefix}{name} must be a list, each entry {' or '.join(_KINDS[kind] for kind in kinds)}")
+        return values
+
+
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _graph(shape: _Fields) -> Graph:
+    """The graph of a file, refused by its size before anything of that size is made."""
+    L, H, G = (shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads"))
+    if H % G:
+        raise ValueError(f"graph.n_heads {H} is not a multiple of graph.n_kv_heads {G}")
+    if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:
+        raise ValueError(f"a graph of {L:,} layers of {H:,} heads is too large")
+    return Graph(L, H, G)
+
+
+def count_edges(L: int, H: int, G: int) -> int:
+    """`Graph.n_edges` without building anything: Σ_l [(1 + l(H + 1))(H + 2G + 1) + H] + 1 + L(H + 1)."""
+    return (L + (H + 1) * L * (L - 1) // 2) * (H + 2 * G + 1) + L * H + 1 + L * (H + 1)
+
+
 def _names_of_heads(receiver: str, group: int) -> list[str]:
     """`a3.kv1<k>` with three heads a group is `a3.h3<k>`, `a3.h4<k>` and `a3.h5<k>`; every other name is itself."""
     layer, kv, rest = receiver.partition(".kv")
@@ -214,7 +320,7 @@ def _encode(value: object) -> bytes:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whoever reads `path` sees the old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -222,6 +328,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as exc:
-        temporary.unlink(missing_ok=True)
-        raise MechRLError(f"{path}: cannot be written ({exc.strerror})") from exc
+    except BaseException as exc:  # Ctrl-C too leaves nothing behind
+        with suppress(OSError):  # there may be no such file, nor a folder for it
+            temporary.unlink()
+        if not isinstance(exc, OSError):
+            raise
+        a_file = isinstance(exc, FileExistsError | NotADirectoryError)
+        why = "a folder on the way to it is a file" if a_file else exc.strerror
+        raise MechRLError(f"{path}: cannot be written ({why})") from exc

@@ -1,0 +1,99 @@
+"""The ten lines of `mechrl`'s docstring: thin names for what the rest of the package does, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mechrl
+from mechrl.circuit import Circuit
+from mechrl.errors import MechRLError
+from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
+from mechrl.rl.rollout import discover as by_policy
+from mechrl.rl.tasks import TaskSettings
+from mechrl.search.run import Settings, search
+
+
+@pytest.fixture(scope="module")
+def model():
+    return mechrl.load_model("toy")
+
+
+def same(a: Circuit, b: Circuit) -> bool:
+    return a.to_json() | {"seconds": 0} == b.to_json() | {"seconds": 0}
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    code = f"import sys, mechrl; assert not {heavy}, {heavy}; mechrl.MechRLError; assert not {heavy}; print(*dir(mechrl))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert set(mechrl.__all__) <= set(done.stdout.split())
+
+
+def test_all_names_are_there_and_no_others() -> None:
+    for name in mechrl.__all__:
+        assert callable(getattr(mechrl, name))
+    with pytest.raises(AttributeError, match="no attribute 'serach'"):
+        _ = mechrl.serach
+
+
+def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
+    behaviour, folder = mechrl.behaviour("acronyms"), shipped_policy("toy")
+    lines: list[str] = []
+    found = mechrl.discover(model, behaviour, tau=0.8, rollouts=1, seed=3, pairs=6, report=lines.append)
+    task, reward = trained_with(folder)
+    task = TaskSettings(pairs=6, k=task.k, prefilter=task.prefilter)
+    assert same(found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward))
+    assert lines and found.method == "policy"
+    assert same(found, mechrl.discover(model, behaviour, tau=0.8, rollouts=1, seed=3, pairs=6, policy=str(folder)))
+
+
+def test_a_search_is_the_commands_search(model) -> None:
+    behaviour, lines = mechrl.behaviour("acronyms"), []
+    found = mechrl.discover(model, behaviour, "greedy", pairs=5, tau=0.8, report=lines.append)
+    assert same(found, search(model, behaviour, Settings("greedy", tau=0.8, pairs=5))) and lines
+
+
+def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Path) -> None:
+    path = tmp_path / "backwards.jsonl"
+    names = ("John", "Mary"), ("Mary", "John"), ("Paul", "Anna"), ("Anna", "Paul"), ("John", "Anna"), ("Paul", "Mary")
+    rows = [
+        f'{{"clean": "When {a} and {b} went to the store, {b} gave a book to", "corrupt": "When {b} and {a} went to the store, '
+        f'{a} gave a book to", "answer": " {b}", "foil": " {a}"}}'
+        for a, b in names
+    ]
+    path.write_text("\n".join(rows))
+    backwards = mechrl.behaviour(path)
+    assert not mechrl.judge(model, backwards).exhibited
+    for method in ("policy", "greedy"):
+        with pytest.raises(MechRLError, match="does not exhibit"):
+            mechrl.discover(model, backwards, method)
+    assert mechrl.discover(model, backwards, "greedy", force=True).behaviour == "backwards"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"method": "guess"}, MechRLError, "unknown method"),
+        ({"method": "greedy", "policy": "runs/toy"}, MechRLError, "needs no policy"),
+        ({"rule": "largest"}, MechRLError, "unknown rule"),
+        ({"policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
+        ({"rollout": 3}, TypeError, "rollout"),
+    ],
+)
+def test_mistakes(model, changes: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        mechrl.discover(model, mechrl.behaviour("ioi"), **changes)
+
+
+def test_validity_and_the_page(model) -> None:
+    behaviour = mechrl.behaviour("acronyms")
+    circuit = mechrl.discover(model, behaviour, "greedy", pairs=6)
+    validity = mechrl.validate(circuit, model, behaviour, 20)
+    assert validity.faithfulness == pytest.approx(circuit.faithfulness, abs=1e-6) and validity.necessity < validity.faithfulness
+    alone, with_model = mechrl.show(circuit), mechrl.show(circuit, model, behaviour, height=300)
+    assert "height:300px" in with_model._repr_html_() and len(with_model.html) > len(alone.html)
+    assert "<" not in repr(alone) and "\n" not in repr(alone)
