@@ -37,11 +37,14 @@ browser:
 		{ timeout 120 apt-get -q update; timeout 600 apt-get -q install -y --no-install-recommends chromium; } >/dev/null 2>&1 || true; \
 	fi
 
+# one process a core, each with one thread (tests/conftest.py); a file's tests stay together and share what they load
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
 test: lint browser
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not real and not gpu"
+	$(PYTEST) -m "not real and not gpu"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
