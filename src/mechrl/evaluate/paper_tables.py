@@ -20,12 +20,21 @@ def all_tables(view: View) -> list[Table]:
     tables += [beyond(view), warm_scratch(view), acdc_sweep(view)]
     for number, target in ((8, "discovery"), (9, "test")):
         cells = [cell for key, cell in view.cells.matched.items() if key[0] == target]
-        table = comparison_table(compare.rows(cells, view.place), target, view.plan.budget, view.command)
+        table = comparison_table(compare.rows(cells, view.place), target, view.plan.budget, view.command, (_candidates(view),))
         tables.append(replace(table, name=f"table-{number}-matched-{target}", title=f"Table {number} · {table.title}"))
     tables += [summary(view), validity(view)]
     if view.is_paper_model:
         tables.append(agreement(view))
     return tables
+
+
+def _candidates(view: View) -> str:
+    k = min(view.plan.budget.k, view.gated.graph["edges"])
+    return (
+        f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
+        f"own metric and by KL, doubled until these reach τ together; the policy among {view.agent.k:,}, prefilter "
+        f"“{view.agent.prefilter}”, which is as it was trained and may fall short of τ."
+    )
 
 
 def _seeds(n: int) -> str:
