@@ -8,7 +8,7 @@ episodes; `paper`: among their last ones, the most faithful, whatever its size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -55,7 +55,7 @@ class Agent:
     checksum: str
     k: int
     prefilter: str
-    reward: dict[str, Any]
+    reward: dict[str, Any]  # what differs from the paper's
 
 
 def circuit_cell(
@@ -106,16 +106,15 @@ def read_agent(folder: Path) -> Agent:
     """The policy in a folder; refuses what is none."""
     from dataclasses import asdict
 
+    from mechrl.rl.env import RewardSettings
     from mechrl.rl.rollout import load_policy, trained_with
     from mechrl.rl.train import file_checksum
 
     load_policy(folder)
     settings, reward = trained_with(folder)
-    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, asdict(reward))
-
-
-def with_k(agent: Agent, k: int) -> Agent:
-    return replace(agent, k=k)
+    # only what is not as always: a setting that comes with a later version must not make other cells of these
+    own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
+    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, own)
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------
