@@ -8,7 +8,7 @@ from mechrl.evaluate import paper
 from mechrl.evaluate.reproduce import View, acdc_best, spread
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.tables import NAMES
-from mechrl.report.figures import BLACK, BLUE, GREY, ORANGE, RED, Figure, Point, dots, draw, empty, plain_log, style_of
+from mechrl.report.figures import BLACK, BLUE, COLOURS, GREY, ORANGE, RED, Figure, Point, dots, draw, empty, plain_log, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,9 +156,9 @@ def beyond(view: View) -> Figure:
         for i, name in enumerate(names):
             if name in ceilings:
                 colour, marker = style_of(i)
-                top.plot(
-                    ceilings[name]["k"], ceilings[name]["f"], color=colour, marker=marker, markersize=4, linewidth=1.3, label=name
-                )
+                line = "-" if i < len(COLOURS) else "--"  # a colour's second turn
+                known = ceilings[name]
+                top.plot(known["k"], known["f"], line, color=colour, marker=marker, markersize=4, linewidth=1.3, label=name)
         if ceilings:
             top.set_xscale("log")
             plain_log(top, "x")

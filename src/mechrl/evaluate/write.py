@@ -31,6 +31,7 @@ def write_report(view: View, out: Path) -> Written:
     model, graph = view.gated.model["model"], view.gated.graph
     devices = sorted({r["device"] for cell in view.cells if (r := view.result(cell))})
     seeds = ", ".join(map(str, view.plan.seeds))
+    commands = dict.fromkeys(r["context"].get("command", "") for r in view.records.values())
     facts = [
         (
             "model",
@@ -43,6 +44,7 @@ def write_report(view: View, out: Path) -> Written:
         ),
         ("seeds", f"{seeds}; costly cells {', '.join(map(str, view.plan.costly_seeds))}"),
         ("device", ", ".join(devices) or "–"),
+        *(("cells made by", command) for command in commands if command and command != view.command),
         ("version", f"mechrl {mechrl.__version__}"),
     ]
     lead = (
