@@ -107,7 +107,9 @@ def test_globals_and_restart(tasks):
     g = env.globals()
     ceiling = np.array([tasks[t].ceiling for t in env.task])
     assert g[:, 0].tolist() == [0] * 6 and g[:, 1] == pytest.approx(ceiling) and g[:, 2] == pytest.approx(np.ones(6))
-    assert g[:, 4] == pytest.approx(ceiling) and g[:, 5] == pytest.approx([tasks[t].ceiling - tasks[t].tau for t in env.task], abs=1e-6)
+    assert g[:, 4] == pytest.approx(ceiling) and g[:, 5] == pytest.approx(
+        [tasks[t].ceiling - tasks[t].tau for t in env.task], abs=1e-6
+    )
     steps = env.step(Actions(np.zeros(6, dtype=np.int64), np.full((6, 30), -1), np.zeros(6, dtype=np.int64)))
     assert steps.done.all() and (env.step_count == 0).all() and env.globals()[:, 2] == pytest.approx(np.ones(6))
 
@@ -123,3 +125,32 @@ def test_gymnasiums_own_checker(tasks):
     assert truncated and not terminated and info["edges"] == tasks[0].K - 1
     env.reset()
     assert env.step({"type": STOP, "edges": np.zeros(30, dtype=np.int64), "node": 0})[2]
+
+
+@pytest.mark.parametrize("log_share", [0.0, 0.5])
+def test_the_best_so_far_is_what_an_episode_is_paid_for(tasks, log_share):
+    """Rewards are never negative and add up to max Φ − Φ(start), whatever the agent does; hopeless episodes end."""
+    settings = RewardSettings(max_steps=12, tau_low=0.0, best_so_far=True, give_up=0.3, log_share=log_share)
+    rng = np.random.default_rng(3)
+    env = VectorEnv(tasks, 10, settings, rng)
+    K, tau = np.array([tasks[t].K for t in env.task]), np.array([tasks[t].tau for t in env.task])
+    start = settings.potential(env.f, env.mask.sum(1), K, tau)
+    total, best, running = np.zeros(10), start.copy(), np.ones(10, dtype=bool)
+    for _ in range(settings.max_steps):
+        actions = random_actions(env, rng)
+        actions.type[~running] = STOP
+        steps = env.step(actions, restart=False)
+        assert (steps.reward >= 0).all()
+        assert (steps.done | ~(steps.f < tau - 0.3)).all()
+        total += steps.reward
+        best = np.maximum(best, settings.potential(steps.f, steps.edges, K, tau))
+        running &= ~steps.done
+    assert total == pytest.approx(best - start)
+
+
+def test_by_logarithm_halving_is_worth_the_same_at_every_size():
+    settings = RewardSettings(log_share=1.0)
+    size = np.array([1000, 500, 100, 50]) - 1  # log(1 + k)
+    phi = settings.potential(np.ones(4), size, 3000, 0.9)
+    assert phi[1] - phi[0] == pytest.approx(phi[3] - phi[2])
+    assert settings.potential(np.ones(2), np.array([0, 3000]), 3000, 0.9) == pytest.approx([1, 0])

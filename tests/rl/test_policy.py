@@ -11,6 +11,7 @@ import torch
 
 from mechrl.rl import kernels
 from mechrl.rl.env import BATCH_SIZES, NODE, Task
+from mechrl.rl.features import RANK
 from mechrl.rl.policy import Policy, PolicyConfig, States, Tables, _Noise
 from tests.rl import slow_policy
 from tests.rl.tasks import small_task
@@ -250,3 +251,17 @@ def test_draws_follow_their_probabilities():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     draws = _Noise(torch.Generator().manual_seed(0)).draw(p.log().repeat(40_000, 1), 0)
     assert torch.bincount(draws, minlength=5) / 40_000 == pytest.approx(p.numpy(), abs=0.01)
+
+
+def test_an_untrained_agent_with_a_prior_cuts_what_attribution_ranks_lowest(tasks):
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, prior=1000.0, cut_1_bias=0.0, cut_30_bias=9.0)).double()
+    tables = tables_of(tasks)
+    states = random_states(tables, 6)
+    actions = policy.act(tables, states, greedy=True).actions
+    for i in range(6):
+        task, alive = tasks[int(states.task[i])], np.flatnonzero(states.mask[i].numpy())
+        n = BATCH_SIZES[actions.type[i]]
+        lowest = alive[np.argsort(-task.features.edges[alive, RANK])][:n]
+        assert set(actions.edges[i, :n]) == set(lowest) and (n == 30 or len(alive) < 30)
+    assert policy.node_head.second.weight[0, 0] == -1000

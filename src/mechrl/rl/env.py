@@ -5,7 +5,10 @@ permanent. One forward pass per step measures the new faithfulness. Reward (sect
 
     Φ(f, k) = w (1 − k / K) − λ max(0, τ − f)
 
-so that an episode's rewards add up to Φ(end) − Φ(start); −0.01 for an action that cuts what is already cut; 0 for stopping.
+so that an episode's rewards add up to Φ(end) − Φ(start); −0.01 for an action that cuts what is already cut; 0 for stopping. With
+`log_share` s the size k / K becomes (1 − s) k / K + s log(1 + k) / log(1 + K): from 100 to 50 edges is then worth as much as from 2000
+to 1000, where the paper's reward hardly notices. With `best_so_far` the reward is the rise of the largest potential so far: an episode's
+rewards add up to max Φ − Φ(start), cutting too much costs nothing, and when to stop need not be learned.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ class RewardSettings:
     margin: float = 0.0  # δ in τ = c − δ
     tau_low: float = 0.5
     tau_high: float = 0.98
+    log_share: float = 0.0  # how much of the size's reward goes by log k instead of k
+    best_so_far: bool = False  # reward the best potential reached so far: what deployment along the episode will choose from
+    give_up: float | None = None  # an episode ends when f is this far below τ
     already_cut: float = -0.01
     max_steps: int = 150
 
@@ -39,7 +45,8 @@ class RewardSettings:
         return float(np.clip(ceiling - self.margin, self.tau_low, self.tau_high))
 
     def potential(self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float) -> np.ndarray:
-        return self.w * (1 - kept / total) - self.lam * np.maximum(0, tau - f)
+        size = (1 - self.log_share) * kept / total + self.log_share * np.log1p(kept) / np.log1p(total)
+        return self.w * (1 - size) - self.lam * np.maximum(0, tau - f)
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Steps:
     reward: np.ndarray  # [n]
     f: np.ndarray  # [n] faithfulness and ...
     edges: np.ndarray  # [n] ... size of the circuit after the step, before any restart
-    done: np.ndarray  # [n] bool: stopped, or out of steps; the state shown afterwards is the next episode's first
+    done: np.ndarray  # [n] bool: stopped, given up, or out of steps; the state shown afterwards is the next episode's first
 
 
 class VectorEnv:
@@ -106,6 +113,7 @@ class VectorEnv:
         self.task = np.zeros(n, dtype=np.int64)
         self.mask = np.zeros((n, self.width), dtype=bool)
         self.f, self.f_before = np.zeros(n), np.zeros(n)
+        self.best = np.zeros(n)  # the largest potential of the episode so far
         self.step_count = np.zeros(n, dtype=np.int64)
         self._K = np.array([task.K for task in tasks])
         self._tau = np.array([task.tau for task in tasks])
@@ -123,6 +131,7 @@ class VectorEnv:
         self.task[i] = task
         self.mask[i] = np.arange(self.width) < self._K[task]
         self.f[i] = self.f_before[i] = self._ceiling[task]
+        self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i] = 0
 
     def globals(self) -> np.ndarray:
@@ -141,11 +150,16 @@ class VectorEnv:
         f = self.f.copy()
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
-        reward = settings.potential(f, self.mask.sum(1), K, tau) - settings.potential(self.f, before.sum(1), K, tau)
+        after = settings.potential(f, self.mask.sum(1), K, tau)
+        reward = after - (self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau))
+        reward = np.maximum(reward, 0) if settings.best_so_far else reward
         reward += settings.already_cut * wasted
+        self.best = np.maximum(self.best, after)
         self.f_before, self.f = self.f, f.copy()
         self.step_count += ~stopped
         done = stopped | (self.step_count >= settings.max_steps)
+        if settings.give_up is not None:
+            done |= f < tau - settings.give_up
         edges = self.mask.sum(1)
         if restart:
             for i in np.flatnonzero(done):

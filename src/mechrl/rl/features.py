@@ -14,6 +14,7 @@ import numpy as np
 from mechrl.graph import Graph
 
 N_EDGE, N_NODE, N_GLOBAL = 16, 7, 6
+RANK, TOTAL = 1, 6  # columns: an edge's rank, a component's summed |score|
 TYPES = ("attention", "mlp", "input", "logits")
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NODE, Actions, Task
-from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE
+from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, TOTAL
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
 
@@ -41,11 +41,17 @@ Weights = dict[str, Tensor]  # the policy's parameters with a leading axis, one 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """width: H. The type head's bias at the start keeps an untrained agent from stopping at once."""
+    """width: H. The type head's bias at the start keeps an untrained agent from stopping at once.
+
+    prior: how strongly an untrained agent prefers to cut edges of high rank (low |score|) and components of low total score. The
+    paper's 0 is a uniform choice, by which almost every cut loses: such an agent learns to stop before it learns what to cut.
+    """
 
     width: int = 128
     stop_bias: float = -5.0
     cut_1_bias: float = 2.0
+    cut_30_bias: float = 0.0
+    prior: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -255,6 +261,14 @@ class Perceptron(nn.Module):
             nn.init.zeros_(linear.bias)
 
 
+def _carry(feature: int, weight: float, embedding: Perceptron, head: Perceptron) -> None:
+    """Lets the first unit of every layer carry a feature (at least 0, so that the ReLUs let it pass) to the head's output."""
+    for linear, column in ((embedding.first, feature), (embedding.second, 0), (head.first, 0)):
+        linear.weight[0] = 0
+        linear.weight[0, column] = 1
+    head.second.weight[0, 0] = weight
+
+
 class Policy(nn.Module):
     """Policy and value function. Its parameters know nothing of K, M or the model."""
 
@@ -272,6 +286,10 @@ class Policy(nn.Module):
         with torch.no_grad():
             self.type_head.second.bias[0] = config.stop_bias
             self.type_head.second.bias[1] = config.cut_1_bias
+            self.type_head.second.bias[4] = config.cut_30_bias
+            if config.prior:
+                _carry(RANK, config.prior, self.edge_embedding, self.edge_head)
+                _carry(TOTAL, -config.prior, self.node_embedding, self.node_head)
         self._graphs: dict[tuple[int, ...], _ActGraph] = {}
 
     def weights(self, n: int) -> Weights:

@@ -34,7 +34,7 @@ from mechrl.rl.env import Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
-_ENV = ("task", "mask", "f", "f_before", "step_count", "episode")  # an environment's state
+_ENV = ("task", "mask", "f", "f_before", "best", "step_count", "episode")  # an environment's state
 
 
 @dataclass(frozen=True)
