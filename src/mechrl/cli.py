@@ -1,35 +1,38 @@
-"""The command line. Thin: parse, call, print. Heavy imports wait until a command needs them, so that `--help` is quick."""
+"""The command line. Thin: parse, call, print. Heavy imports wait until a command needs them, so that `--help` is quick.
+
+Exit codes: 0, also for work that ran out of its `--seconds`; 1 for an error, which is one line on stderr; 2 for a command that is not
+understood; 130 and 143 for SIGINT and SIGTERM.
+"""
 
 from __future__ import annotations
 
-import json
+import errno
+import io
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
-from mechrl import __version__
+from mechrl import __version__, options
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
+from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 from mechrl.viewer.command import export_command, view_command
 
 app = typer.Typer(
     name="mechrl",
-    help="Find the circuit behind a behaviour of a language model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode="markdown",
 )
 bench_app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
-
-Model = Annotated[str, typer.Option("--model", "-m", help="`toy`, `smollm2`, a hub id such as `gpt2`, a directory or a .gguf file.")]
-Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda` or `cuda:1`.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 _debug = False
 
 
@@ -40,40 +43,55 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def options(
-    debug: Annotated[bool, typer.Option(help="Show a traceback when something goes wrong.")] = False,
+def global_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something goes wrong.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
+    """Find the circuit behind a behaviour of a language model.
+
+    Examples:
+
+    - `mechrl behaviours`
+    - `mechrl discover ioi --out runs/ioi`
+    - `mechrl view runs/ioi/circuit.json`
+    """
     global _debug
     _debug = debug
 
 
 @app.command()
-def models(as_json: Json = False) -> None:
+def models(as_json: options.Json = False) -> None:
     """List the models that need no path, and whether they are on this machine.
 
-    Examples: `mechrl models`, `mechrl models --json`
+    Examples:
+
+    - `mechrl models`
+    - `mechrl models --json`
     """
     from mechrl.models import catalogue
 
     rows = catalogue()
     if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    _table(["name", "here", "what it is"], [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows])
+        answer_json(rows)
+    else:
+        answer_table(["name", "here", "what it is"], [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows])
 
 
 @app.command()
 def behaviours(
-    model: Model = "toy",
-    device: Device = "auto",
+    model: options.Model = "toy",
+    device: options.Device = "auto",
     pairs: Annotated[int, typer.Option(min=1, help="Test pairs per behaviour.")] = 50,
     only: Annotated[list[str] | None, typer.Option("--behaviour", "-b", help="Only these; a name or a file. Repeatable.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check which behaviours a model exhibits: accuracy and KL_cut on test pairs, against stated thresholds.
 
-    Examples: `mechrl behaviours`, `mechrl behaviours --model smollm2 --json`, `mechrl behaviours -b mine.jsonl`
+    Examples:
+
+    - `mechrl behaviours`
+    - `mechrl behaviours --model smollm2 --json`
+    - `mechrl behaviours -b ioi -b mine.jsonl`
     """
     from mechrl import gate
     from mechrl.behaviours import behaviours as all_behaviours
@@ -81,14 +99,15 @@ def behaviours(
     from mechrl.models import load_model
 
     chosen = [get_behaviour(name) for name in only] if only else list(all_behaviours())
-    loaded = load_model(model, device=device)
+    with working(f"loading {model}"):
+        loaded = load_model(model, device=device)
     verdicts = []
-    for behaviour in chosen:
-        _status(f"{behaviour.name} …")
-        verdicts.append(gate.judge(loaded, behaviour, pairs))
-    _status("")
+    with Live("behaviours") as live:
+        for i, behaviour in enumerate(chosen):
+            live.show(behaviour.name, i, len(chosen))
+            verdicts.append(gate.judge(loaded, behaviour, pairs))
     if as_json:
-        print(json.dumps([v.to_json() for v in verdicts], indent=1))
+        answer_json([v.to_json() for v in verdicts])
         return
 
     def number(x: float | None, digits: int = 2) -> str:
@@ -110,107 +129,167 @@ def behaviours(
         for v in verdicts
     ]
     header = ["behaviour", "split", "pairs", "accuracy", "metric", "clean", "corrupted", "P(answer)", "KL_cut", "exhibited"]
-    _table(header, rows)
-    print(
+    answer_table(header, rows)
+    answer(
         f"{sum(v.exhibited for v in verdicts)} of {len(verdicts)} exhibited by {model}: accuracy ≥ {gate.MIN_ACCURACY}"
         f" and KL_cut ≥ {gate.MIN_KL_CUT} on test pairs"
     )
 
 
-app.command("search")(search_command)
-app.command("view")(view_command)
-app.command("export")(export_command)
-app.command("train")(train_command)
 app.command("discover")(discover_command)
 app.command("adapt")(adapt_command)
+app.command("search")(search_command)
 app.command("validate")(validate_command)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce_command)
+app.command("train")(train_command)
+app.command("export")(export_command)
+app.command("view")(view_command)
+app.add_typer(bench_app, name="bench")
 
 
 @bench_app.command("engine")
 def bench_engine(
     model: Annotated[str, typer.Option("--model", "-m", help="As everywhere, or `gpt2-random`: GPT-2 small's shape.")] = "toy",
-    device: Device = "auto",
-    circuits: Annotated[str, typer.Option(help="Circuits per call, comma-separated.")] = "",
+    device: options.Device = "auto",
+    circuits: Annotated[
+        str, typer.Option(help="Circuits per call, comma-separated. [default: 1,4; on a GPU 1,16,128,2048]", show_default=False)
+    ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Runs per figure; the median is reported.")] = 3,
     tf32: Annotated[bool, typer.Option(help="Allow TF32 matrix products on a GPU.")] = True,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Circuits per second, next to a plain `transformers` forward of the same 20 IOI prompts.
 
-    Examples: `mechrl bench engine`, `mechrl bench engine --model smollm2 --json`,
-    `mechrl bench engine --model gpt2-random --device cuda --circuits 128,2048`
+    Examples:
+
+    - `mechrl bench engine`
+    - `mechrl bench engine --model smollm2 --json`
+    - `mechrl bench engine --model gpt2-random --device cuda --circuits 128,2048`
     """
     from mechrl import bench
     from mechrl.models import load_model, resolve_device
 
-    loaded = bench.random_gpt2_small().to(resolve_device(device)) if model == "gpt2-random" else load_model(model, device=device)
     try:
-        default = "1,4" if loaded.device.type == "cpu" else "1,16,128,2048"
-        batches = tuple(int(n) for n in (circuits or default).split(","))
-        if min(batches) < 1:
+        batches = tuple(int(n) for n in circuits.split(",")) if circuits else ()
+        if any(n < 1 for n in batches):
             raise ValueError
     except ValueError:
         raise MechRLError(f"--circuits takes positive numbers such as 1,4,16; got {circuits!r}") from None
-    result = bench.bench_engine(loaded, bench.prompts(loaded), batches, repeats, tf32, report=_status)
-    _status("")
+    where = resolve_device(device)
+    batches = batches or ((1, 4) if where.type == "cpu" else (1, 16, 128, 2048))
+    with working(f"loading {model}"):
+        loaded = bench.random_gpt2_small().to(where) if model == "gpt2-random" else load_model(model, device=where)
+    with Live("bench") as live:
+        result = bench.bench_engine(loaded, bench.prompts(loaded), batches, repeats, tf32, report=live.show)
     if as_json:
-        print(json.dumps(result, indent=1))
+        answer_json(result)
         return
     rows = [
-        [f"{r['edges']:,}", str(r["circuits"]), *(f"{r[k]:,.3f}" for k in ("ms_per_circuit", "circuits_per_second", "of_yardstick"))]
+        [
+            f"{r['edges']:,}",
+            str(r["circuits"]),
+            *(f"{r[k]:,.3f}" for k in ("ms_per_circuit", "circuits_per_second", "of_yardstick")),
+        ]
         for r in result["rows"] + result["rows_by_score"]
     ]
     for row in rows[len(result["rows"]) :]:
         row[0] += " by score"
-    _table(["edges", "circuits a call", "ms a circuit", "circuits/s", "of a plain forward"], rows)
-    print(
+    answer_table(["edges", "circuits a call", "ms a circuit", "circuits/s", "of a plain forward"], rows)
+    answer(
         f"{result['model']} on {result['device']}: a plain transformers forward of {result['pairs']} prompts takes"
         f" {result['yardstick_ms']:.1f} ms; peak memory {result['peak_memory_mb']:,.0f} MB"
     )
 
 
-def _table(header: list[str], rows: list[list[str]]) -> None:
-    """A table that fits the terminal, or that a pipe can cut: no wrapping without a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+# ---- the process ----------------------------------------------------------------------------------------------------
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(*header, box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*[str(cell).replace("[", "\\[") for cell in row])
-    console.print(table)
+_LONGEST = 1000  # characters of an error: a name may be of any length
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer keeps its own copy of click, and does not show this class
 
 
-def _status(line: str) -> None:
-    """What is going on, on stderr: one line that replaces itself on a terminal, plain lines elsewhere."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[2K{line}")
-    elif line:
-        sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+def run(arguments: Sequence[str]) -> int:
+    """One command, as a shell sees it: its exit code. Whatever goes wrong is one line on stderr, with `--debug` a traceback."""
+    global _debug
+    _debug = False
+    command = get_command(app)
+    try:
+        with command.make_context("mechrl", list(arguments)) as context:
+            command.invoke(context)
+        sys.stdout.flush()  # a full disk is our error, not the interpreter's
+        return 0
+    except typer.Exit as exc:
+        return exc.exit_code
+    except (Exception, KeyboardInterrupt) as exc:
+        if isinstance(exc, BrokenPipeError) or (isinstance(exc, OSError) and not _can_flush()):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter will try again when it ends
+        if isinstance(exc, BrokenPipeError):  # the reader of our output went away, and knows
+            return 1
+        if _debug:
+            import traceback
+
+            traceback.print_exception(exc)
+        if isinstance(exc, KeyboardInterrupt):
+            sys.stderr.write("\n")  # the terminal has echoed ^C
+        line, code = _explain(exc)
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+        if line:
+            say(f"mechrl: {line}")
+        return code
+
+
+def _explain(exc: BaseException) -> tuple[str, int]:
+    """What to tell people about an exception, and the exit code."""
+    if isinstance(exc, MechRLError):
+        return str(exc), 1
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted", 128 + signal.SIGINT
+    if isinstance(exc, _UsageError):
+        context = exc.ctx  # type: ignore[attr-defined]
+        what = exc.format_message().rstrip(".")  # type: ignore[attr-defined]
+        # nothing to say: the help was asked for by giving no arguments, and has been printed
+        return f"{what}; see `{context.command_path if context else 'mechrl'} --help`" if what else "", 2
+    if isinstance(exc, OSError) and exc.strerror:
+        where = f"{os.fsdecode(exc.filename)}: " if isinstance(exc.filename, str | bytes) else "cannot read or write: "
+        return f"{where}{exc.strerror}; {_ADVICE.get(exc.errno or 0, 'check the path, then repeat the command')}", 1
+    text = str(exc)
+    if isinstance(exc, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text:
+        return "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device", 1
+    what = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    return f"unexpected {what.strip().splitlines()[0]}; a bug, please report it with what `mechrl --debug …` shows", 1
+
+
+_ADVICE = {
+    errno.ENOSPC: "make room, then repeat the command",
+    errno.EDQUOT: "make room, then repeat the command",
+    errno.EACCES: "change its permissions or choose another place",
+    errno.EPERM: "change its permissions or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENOTDIR: "a folder on the way to it is a file; choose another place",
+    errno.EEXIST: "it is in the way; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the name",
+}
+
+
+def _can_flush() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def main() -> None:
     # the hub's progress bars and advice are not ours to print
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
-        app()
-    except MechRLError as exc:
-        if _debug:
-            raise
-        sys.exit(f"mechrl: {exc}")
-    except KeyboardInterrupt:
-        if _debug:
-            raise
-        sys.stderr.write("\nmechrl: interrupted\n")
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show ≥ is no reason to fail
+    # an orderly end: half-written files are removed and the terminal gets its cursor back
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import options
+from mechrl.errors import MechRLError
+from mechrl.terminal import Live, answer, answer_json, answer_table, check_folder, say, working
+
 if TYPE_CHECKING:
     from mechrl.evaluate.validity import Validity
 
-ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="`toy`, `smollm2`, a hub id such as `gpt2`, a directory or a .gguf file.")
-]
-DeviceOption = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda` or `cuda:1`.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-
 
 def validate_command(
-    circuit: Annotated[Path, typer.Argument(help="A circuit's file: circuit.json of a search or a discovery.")],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Where the model is now, if not where it was for the search.")
-    ] = None,
-    behaviour: Annotated[str | None, typer.Option("--behaviour", "-b", help="The file of a behaviour of your own.")] = None,
-    random: Annotated[int, typer.Option(min=1, help="Random circuits of each kind, 20 at least.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random circuits.")] = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    circuit: Annotated[Path, typer.Argument(help="A circuit.json.", show_default=False)],
+    model: options.CircuitModel = None,
+    behaviour: options.CircuitBehaviour = None,
+    random: Annotated[int, typer.Option(min=20, help="Random circuits of each kind.")] = 20,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Is a circuit real? Necessity, specificity, recovery of known components, generalisation; each with its chance level.
 
-    Examples: `mechrl validate runs/search/circuit.json`, `mechrl validate circuit.json --random 100 --json`,
-    `mechrl validate circuit.json --behaviour mine.jsonl`
+    Examples:
+
+    - `mechrl validate runs/search/circuit.json`
+    - `mechrl validate circuit.json --random 100 --json`
+    - `mechrl validate circuit.json --behaviour mine.jsonl`
     """
     from mechrl.behaviours import get_behaviour
     from mechrl.circuit import Circuit
-    from mechrl.errors import MechRLError
     from mechrl.evaluate.validity import validate
     from mechrl.models import load_model
 
@@ -50,17 +46,19 @@ def validate_command(
                 f"{circuit}: the behaviour {found.behaviour!r} is not built in; give its file by --behaviour"
             ) from exc
         raise
-    loaded = load_model(model or found.model, device=device)
+    with working(f"loading {model or found.model}"):
+        loaded = load_model(model or found.model, device=device)
     found.check_model(loaded)
-    result = validate(found, loaded, chosen, random, seed, report=lambda line: say(f"validate: {line}"))
+    with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
+        result = validate(found, loaded, chosen, random, seed, report=live.show)
     if as_json:
-        print(json.dumps(result.to_json(), indent=1))
+        answer_json(result.to_json())
     else:
         _print_validity(result)
 
 
 def _print_validity(v: Validity) -> None:
-    print(
+    answer(
         f"{v.behaviour} in {v.model} by {v.method}: {v.edges_pruned} edges ({v.edges} before pruning), "
         f"f = {v.faithfulness:.3f} on its discovery pairs"
     )
@@ -85,73 +83,55 @@ def _print_validity(v: Validity) -> None:
             rows.append(["", f"missed: {', '.join(r.missed)}", ""])
     rows.append(["generalisation", "f on fresh pairs", f"{v.faithfulness_test:.3f}"])
     rows += [["", f"f on fresh pairs of {e.behaviour}{e.reason and f' ({e.reason})'}", _f(e.f)] for e in v.variants]
-    print_table(["check", "what", "value"], rows)
+    answer_table(["check", "what", "value"], rows)
 
 
 def _f(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def print_table(header: list[str], rows: list[list[str]]) -> None:
-    """A table that fits the terminal, or that a pipe can cut: no wrapping without a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(*header, box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*[escape(cell) for cell in row])
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 # ---- compare --------------------------------------------------------------------------------------------------------
-
-PolicyOption = Annotated[Path | None, typer.Option(help="Folder of a policy; by default the one that comes with MechRL.")]
-JobsOption = Annotated[int, typer.Option(min=1, help="Worker processes; several can share one GPU.")]
-SecondsOption = Annotated[
-    float | None, typer.Option(min=0, help="Stop after so many seconds; the same command goes on from there.")
-]
-HalfOption = Annotated[bool, typer.Option(help="A policy's rollouts in half precision on a GPU.")]
 
 
 def compare_command(
-    model: ModelOption = "toy",
-    behaviours: Annotated[str, typer.Option(help="`train`, `held-out`, `all`, or names and files, comma-separated.")] = "all",
+    model: options.Model = "toy",
+    behaviours: options.Behaviours = "all",
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]"),
+        typer.Option(
+            help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]",
+            show_default=False,
+        ),
     ] = None,
     targets: Annotated[
         str, typer.Option(help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.")
     ] = "discovery,test",
-    seeds: Annotated[
-        str, typer.Option(help="Comma-separated; a seed picks the discovery pairs and all else that is random.")
-    ] = "0,1,2",
-    tau: Annotated[float, typer.Option(help="The faithfulness to reach.")] = 0.9,
-    pairs: Annotated[int, typer.Option(min=1, help="Discovery pairs.")] = 20,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Candidates by each score. [default: 3000; a policy's own]")] = None,
-    policy: PolicyOption = None,
-    rollouts: Annotated[int, typer.Option(min=0, help="A policy's sampled rollouts, besides the greedy one.")] = 16,
+    seeds: options.Seeds = "0,1,2",
+    tau: options.Tau = 0.9,
+    pairs: options.Pairs = 20,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=1, help="Candidate edges by each score. [default: 3000; a policy's own]", show_default=False),
+    ] = None,
+    policy: options.Policy = None,
+    rollouts: options.Rollouts = 16,
     iterations: Annotated[int, typer.Option(min=1, help="Of a policy's adaptation.")] = 80,
     out: Annotated[Path, typer.Option(help="Folder for the cells, the circuits and the tables.")] = Path("runs/compare"),
-    jobs: JobsOption = 1,
-    seconds: SecondsOption = None,
-    device: DeviceOption = "auto",
-    half: HalfOption = False,
-    force: Annotated[bool, typer.Option("--force", help="Also behaviours that the model does not exhibit.")] = False,
-    as_json: JsonOption = False,
+    jobs: options.Jobs = 1,
+    seconds: options.SecondsThenRepeat = None,
+    device: options.Device = "auto",
+    half: options.Half = False,
+    force: options.ForceAll = False,
+    as_json: options.Json = False,
 ) -> None:
     """All methods on all behaviours at matched faithfulness: size, f on discovery and on test pairs, passes, seconds.
 
     Every finished cell is a file: stop it at any time, and the same command goes on from there.
 
-    Examples: `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`,
-    `mechrl compare --model smollm2 --jobs 4 --seconds 500 --half --out runs/smollm2`
+    Examples:
+
+    - `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`
+    - `mechrl compare --model smollm2 --jobs 4 --seconds 500 --half --out runs/smollm2`
     """
     from dataclasses import replace
 
@@ -160,14 +140,17 @@ def compare_command(
     from mechrl.evaluate.run import Workshop
     from mechrl.evaluate.tables import comparison_tables
 
+    if not 0 < tau < 1:
+        raise MechRLError(f"tau must lie between 0 and 1, not be {tau:g}")
+    numbers = parse_seeds(seeds)
     chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
     budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
+    check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, seconds)
     agent = shop.agent() if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
-    numbers = parse_seeds(seeds)
     with shop:
         known = shop.gate(behaviours, force)
         cells = [
@@ -181,22 +164,30 @@ def compare_command(
     tables = comparison_tables(compare.rows(cells, shop.place), budget, shop.command, known)
     shop.write_tables(tables)
     if as_json:
-        print(json.dumps({"finished": finished, "tables": [t.to_json() for t in tables]}, indent=1, ensure_ascii=False))
+        answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
     else:
         for table in tables:
-            print(table.title)
-            print_table(table.headings, table.texts())
+            answer(table.title)
+            answer_table(table.headings, table.texts())
             for note in table.notes:
-                print(note)
+                answer(note)
         say(f"{out} holds the cells, the circuits and the tables")
     shop.leave(finished)
+    records = filter(None, map(shop.place.record, cells))
+    _check_failed([record["reason"] for record in records if record["status"] == "failed"])
+
+
+def _check_failed(reasons: list[str]) -> None:
+    """What did not work is an error, although all the rest is there."""
+    if reasons:
+        raise MechRLError(f"{len(reasons)} cells failed, the first one: {reasons[0]}; the same command tries them again")
 
 
 # ---- reproduce ------------------------------------------------------------------------------------------------------
 
 
 def reproduce_command(
-    model: ModelOption = "toy",
+    model: options.Model = "toy",
     quick: Annotated[
         bool, typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing.")
     ] = False,
@@ -205,29 +196,40 @@ def reproduce_command(
     ),
     policy: Annotated[
         Path | None,
-        typer.Option(help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]"),
+        typer.Option(
+            help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]",
+            show_default=False,
+        ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
+    seeds: options.Seeds = "0,1,2",
     costly_seeds: Annotated[
         str, typer.Option(help="Of adaptation, training from scratch and ACDC over the whole graph; comma-separated.")
     ] = "0",
-    behaviours: Annotated[str | None, typer.Option(help="Only these, comma-separated. [default: the paper's]")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these at matched f, comma-separated. [default: all]")] = None,
-    jobs: JobsOption = 1,
-    seconds: SecondsOption = None,
-    device: DeviceOption = "auto",
-    half: HalfOption = False,
+    behaviours: Annotated[
+        str | None, typer.Option(help="Only these, comma-separated. [default: the paper's]", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these at matched f, comma-separated. [default: all]", show_default=False)
+    ] = None,
+    jobs: options.Jobs = 1,
+    seconds: options.SecondsThenRepeat = None,
+    device: options.Device = "auto",
+    half: options.Half = False,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
     ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Every table and figure of the paper for a model, in one report.html with CSV, JSON, PNG and SVG beside it.
 
     Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far;
     what was done for some behaviours or methods counts when all are asked for.
 
-    Examples: `mechrl reproduce --quick`, `mechrl reproduce --model gpt2 --out runs/gpt2`,
-    `mechrl reproduce --model smollm2 --jobs 6 --half --seconds 540 --out runs/smollm2`
+    Examples:
+
+    - `mechrl reproduce --quick`
+    - `mechrl reproduce --model gpt2 --out runs/gpt2`
+    - `mechrl reproduce --model smollm2 --jobs 6 --half --seconds 540 --out runs/smollm2`
     """
     from dataclasses import replace
 
@@ -243,6 +245,7 @@ def reproduce_command(
         plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
+    check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds)
     with shop:
         gated = shop.gate(",".join(plan.only) or "every")
@@ -255,7 +258,12 @@ def reproduce_command(
         done, failed, total = view.count()
         say(f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report")
         written = write_report(view, out)
-    print(written.report)
-    for line in written.lines:
-        print(line)
+    if as_json:
+        cells_done = {"done": done, "failed": failed, "total": total}
+        answer_json({"finished": finished, "report": str(written.report), "cells": cells_done, "gist": written.lines})
+    else:
+        answer(written.report)
+        for line in written.lines:
+            answer(line)
     shop.leave(finished or report_only)
+    _check_failed([reason for _, reason in view.failed()])

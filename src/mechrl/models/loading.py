@@ -56,7 +56,7 @@ def load_model(
     commit.
     """
     name, device = str(name), resolve_device(device)
-    local = Path(name).expanduser()
+    local = _path(name)
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
 
@@ -101,15 +101,30 @@ def resolve_device(device: torch.device | str) -> torch.device:
         device = torch.device(device)
     except RuntimeError as exc:
         raise MechRLError(f"device {device!r} is unknown; use auto, cpu or cuda") from exc
+    if device.type not in ("cpu", "cuda"):
+        raise MechRLError(f"device {str(device)!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MechRLError(f"device {str(device)!r} is not there; use auto or cpu")
     return device
+
+
+def _path(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+        path.is_dir()  # asks the system, which has its own idea of what may be a path
+        return path
+    except (RuntimeError, OSError) as exc:  # no such user's home, a name that is too long
+        raise MechRLError(
+            f"{name[:80]}: not a path ({_line(exc)}); give a directory, a .gguf file, a hub id, smollm2 or toy"
+        ) from exc
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
     """The local snapshot of a hub id; HF_HOME, HF_HUB_OFFLINE and the rest are the hub library's to obey."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         raise MechRLError(f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy")
+    if Path(name).is_file():
+        raise MechRLError(f"{name}: a file, but no .gguf one; give a directory, a .gguf file, a hub id, smollm2 or toy")
 
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
@@ -118,15 +133,11 @@ def _snapshot(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
     except hub.GatedRepoError as exc:
-        raise MechRLError(
-            f"{name}: accept its licence on its hub page and run `hf auth login`, then try again"
-        ) from exc
+        raise MechRLError(f"{name}: accept its licence on its hub page and run `hf auth login`, then try again") from exc
     except hub.RepositoryNotFoundError as exc:
         raise MechRLError(f"{name}: neither a local directory nor a public model on the hub; check the name") from exc
     except hub.RevisionNotFoundError as exc:
-        raise MechRLError(
-            f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has"
-        ) from exc
+        raise MechRLError(f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has") from exc
     except hub.HFValidationError as exc:
         raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
@@ -170,9 +181,7 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     else:
         pickle = any(directory.glob("pytorch_model*.bin"))
         why = " (pytorch_model.bin is a pickle, which may run any code when opened)" if pickle else ""
-        raise MechRLError(
-            f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it"
-        )
+        raise MechRLError(f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it")
 
     tensors: dict[str, Tensor] = {}
     for shard in shards:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import options
 from mechrl.errors import MechRLError
+from mechrl.terminal import Live, answer, answer_json, check_file, say, working
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from mechrl.behaviours.base import Behaviour
     from mechrl.circuit import Circuit
     from mechrl.models.base import Model
@@ -25,33 +23,27 @@ if TYPE_CHECKING:
 Circuits = Annotated[
     list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or two to compare.", show_default=False)
 ]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Where the model is. Default: what the circuit names, if it is on this machine.", show_default=False
-    ),
-]
-BehaviourName = Annotated[
-    str | None,
-    typer.Option("--behaviour", "-b", help="The file of a behaviour of your own; built-in ones are found.", show_default=False),
-]
 NoModel = Annotated[bool, typer.Option("--no-model", help="Show the file alone: no f along the order, answers or attention.")]
-Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda` or `cuda:1`.")]
 
 
 def view_command(
     circuits: Circuits,
-    model: ModelName = None,
-    behaviour: BehaviourName = None,
+    model: options.CircuitModel = None,
+    behaviour: options.CircuitBehaviour = None,
     no_model: NoModel = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
     """Look at a circuit in the browser, or at two side by side. Ctrl-C ends it.
 
     Nothing leaves this machine: the page is served on loopback and asks for nothing else.
 
-    Examples: `mechrl view runs/ioi/circuit.json`, `mechrl view a/circuit.json b/circuit.json --no-browser`
+    A model that only the circuit names is used if it is on this machine, and never fetched.
+
+    Examples:
+
+    - `mechrl view runs/ioi/circuit.json`
+    - `mechrl view a/circuit.json b/circuit.json --no-browser`
     """
     from mechrl.viewer.server import PageServer
 
@@ -60,10 +52,10 @@ def view_command(
         print(server.url, flush=True)
         if browser:
             webbrowser.open(server.url)
-        print("Ctrl-C ends the viewer", file=sys.stderr)
+        say("Ctrl-C ends the viewer")
         with suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.1)
-    print("", file=sys.stderr)
+    say("")
 
 
 def export_command(
@@ -72,31 +64,41 @@ def export_command(
         Path | None, typer.Option(help="Write the viewer's page: one file that works offline.", show_default=False)
     ] = None,
     eap_ig: Annotated[Path | None, typer.Option(help="Write the JSON that EAP-IG and MIB read.", show_default=False)] = None,
-    model: ModelName = None,
-    behaviour: BehaviourName = None,
+    model: options.CircuitModel = None,
+    behaviour: options.CircuitBehaviour = None,
     no_model: NoModel = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Write a circuit for others: as one HTML file, or as the JSON of EAP-IG and MIB.
 
-    Examples: `mechrl export runs/ioi/circuit.json --html ioi.html`, `mechrl export runs/ioi/circuit.json --eap-ig ioi.json`,
-    `mechrl export a/circuit.json b/circuit.json --html both.html`
+    A model that only the circuit names is used if it is on this machine, and never fetched.
+
+    Examples:
+
+    - `mechrl export runs/ioi/circuit.json --html ioi.html`
+    - `mechrl export runs/ioi/circuit.json --eap-ig ioi.json`
+    - `mechrl export a/circuit.json b/circuit.json --html both.html`
     """
     from mechrl.circuit import Circuit, write_atomically
 
     if html is None and eap_ig is None:
         raise MechRLError("nothing to write: give --html OUT.html or --eap-ig OUT.json")
-    for out in (html, eap_ig):
-        if out is not None:
-            _check_writable(out)
+    if eap_ig is not None and len(circuits) != 1:
+        raise MechRLError(f"--eap-ig writes one circuit, not {len(circuits)}; export them one by one")
+    written = {name: out for name, out in (("eap_ig", eap_ig), ("html", html)) if out is not None}
+    for out in written.values():
+        check_file(out)
+    document = "" if html is None else _document(circuits, model, behaviour, no_model, device)
     if eap_ig is not None:
-        if len(circuits) != 1:
-            raise MechRLError(f"--eap-ig writes one circuit, not {len(circuits)}; export them one by one")
         Circuit.load(circuits[0]).to_eap_ig(eap_ig)
-        print(eap_ig)
     if html is not None:
-        write_atomically(html, _document(circuits, model, behaviour, no_model, device).encode())
-        print(html)
+        write_atomically(html, document.encode())
+    if as_json:
+        answer_json({name: str(out) for name, out in written.items()})
+    else:
+        for out in written.values():
+            answer(out)
 
 
 def _document(paths: list[Path], model: str | None, behaviour: str | None, no_model: bool, device: str) -> str:
@@ -117,18 +119,22 @@ def _document(paths: list[Path], model: str | None, behaviour: str | None, no_mo
         data = None
         if not isinstance(chosen, str) and not isinstance(runs, str):
             try:
-                with _Progress(str(path)) as report:
-                    data = circuit_data(circuit, runs, chosen, report=report)
+                with Live(str(path)) as live:
+                    data = circuit_data(circuit, runs, chosen, report=partial(_stops, live))
             except MechRLError as exc:
                 if model is not None:
                     raise
                 why = str(exc)
         if data is None:
             why += ": no f along the removal order, no answers, no attention patterns"
-            print(f"{path}: {why}", file=sys.stderr)
+            say(f"{path}: {why}")
             data = circuit_data(circuit, None, None if isinstance(chosen, str) else chosen, why)
         shown.append(data)
     return page(shown)
+
+
+def _stops(live: Live, done: int, total: int) -> None:
+    live.show(f"f at {done} of {total} stops of the removal order", done, total)
 
 
 def _behaviours(circuits: list[Circuit], given: str | None) -> list[Behaviour | str]:
@@ -160,19 +166,25 @@ def _models(circuits: list[Circuit], given: str | None, device: str) -> list[Mod
 
     loaded: dict[str, Model] = {}
     if given is not None:
-        mine = load_model(given, device=device)
+        with working(f"loading {given}"):
+            mine = load_model(given, device=device)
         if not any(fits(circuit, mine) for circuit in circuits):
             circuits[0].check_model(mine)
         loaded = {str(circuit.model): mine for circuit in circuits if fits(circuit, mine)}
 
+    def exists(name: str) -> bool:
+        with suppress(OSError):  # a name that is too long
+            return Path(name).exists()
+        return False
+
     def find(circuit: Circuit) -> Model | str:
         name = str(circuit.model)
-        here = name in loaded or name == "toy" or Path(name).exists() or (name == "smollm2" and smollm2.cached())
+        here = name in loaded or name == "toy" or exists(name) or (name == "smollm2" and smollm2.cached())
         try:
             if name not in loaded:
                 if name == "smollm2" and not here:
                     raise MechRLError("would be fetched")
-                with _offline():
+                with working(f"loading {name}"), _offline():
                     loaded[name] = load_model(name, device=device)
             circuit.check_model(loaded[name])
         except MechRLError as exc:
@@ -195,40 +207,3 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _check_writable(out: Path) -> None:
-    """What is bound to fail is refused before the work is done."""
-    if out.is_dir():
-        raise MechRLError(f"{out}: is a folder; give the name of a file in it")
-    if out.parent.exists() and not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
-        raise MechRLError(f"{out}: cannot be written ({out.parent} is no folder, or a read-only one)")
-
-
-class _Progress:
-    """How far f along the order has come, on stderr: a bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.last_line = what, time.monotonic()
-        self.bar: Progress | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            if self.bar is None:
-                from rich.console import Console
-                from rich.progress import Progress as Bar
-
-                self.bar = Bar(console=Console(stderr=True), transient=True)
-                self.task = self.bar.add_task("f along the order", total=total)
-                self.bar.start()
-            self.bar.update(self.task, completed=done)
-        elif time.monotonic() - self.last_line > 5:
-            print(f"{self.what}: f at {done} of {total} stops", file=sys.stderr, flush=True)
-            self.last_line = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
