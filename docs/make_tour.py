@@ -46,8 +46,11 @@ last line of a cell, shows the same without what needs the model. (If the frame 
     "mechrl.show(circuit, model, behaviour)",
     """Your own behaviour is a file: `clean`, `corrupt`, `answer`, `foil` on every line. This one keeps both names and changes only who
 gives, so that its circuit holds what tells the two names apart, and not what knows that there are names.""",
-    """mine = mechrl.behaviour("examples/who-gave.jsonl")
-print(open("examples/who-gave.jsonl").readline())
+    """from pathlib import Path
+
+file = Path("examples/who-gave.jsonl")
+print(file.read_text().splitlines()[0])
+mine = mechrl.behaviour(file)
 print(f"accuracy {mechrl.judge(model, mine).accuracy:.2f}")
 small = mechrl.discover(model, mine, "blockwise")  # a search that starts from nothing, for comparison
 small""",
@@ -56,7 +59,6 @@ small""",
 print(f"{int(shared.sum())} of {small.edges}:", *[model.graph.edge_name(e) for e in shared.nonzero()[0]], sep="\\n  ")""",
     "Keep it. `mechrl view`, `mechrl validate` and `mechrl export` take the file.",
     """import tempfile
-from pathlib import Path
 
 path = Path(tempfile.mkdtemp()) / "circuit.json"
 small.save(path)
