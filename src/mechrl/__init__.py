@@ -4,11 +4,11 @@
 
     model = mechrl.load_model("toy")
     behaviour = mechrl.behaviour("ioi")
-    print(mechrl.judge(model, behaviour))                  # does the model do it at all?
-    circuit = mechrl.discover(model, behaviour)            # by a trained policy
+    print(mechrl.judge(model, behaviour).exhibited)                # does the model do it at all?
+    circuit = mechrl.discover(model, behaviour)                    # by a trained policy
     print(circuit.edges, circuit.faithfulness, circuit.faithfulness_test)
-    print(mechrl.validate(circuit, model, behaviour))      # is it real?
-    mechrl.show(circuit, model, behaviour)                 # in a notebook; `circuit` alone shows itself there too
+    print(mechrl.validate(circuit, model, behaviour).necessity)    # is it real?
+    mechrl.show(circuit, model, behaviour)                         # in a notebook; `circuit` alone shows itself there too
 
 Nothing here imports torch before a function is called.
 """

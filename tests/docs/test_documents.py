@@ -222,14 +222,6 @@ def test_file_formats_has_every_field_of_a_circuit() -> None:
     assert {f.name for f in fields(Circuit)} - {"graph", "d_model", "mask"} <= set(known)
 
 
-def test_training_explains_every_logged_number() -> None:
-    text = (ROOT / "docs" / "training.md").read_text()
-    logged = json.loads((ROOT / "benchmarks" / "policy" / "smollm2-paper" / "metrics.jsonl").read_text().splitlines()[-1])
-    for key in logged:
-        generic = re.sub(r"^behaviour/[^/]+/", "behaviour/NAME/", key)
-        assert f"`{generic}`" in text, key
-
-
 def test_results_stand_in_the_benchmarks() -> None:
     """Every cell of the README's table is a row of benchmarks/search/tables.md: edges, f on fresh pairs, passes."""
     tables = (ROOT / "benchmarks" / "search" / "tables.md").read_text().split("\n## ")[1].splitlines()
@@ -251,9 +243,25 @@ def test_results_stand_in_the_benchmarks() -> None:
             else:
                 reached = [r for r in mine if r[at["edges"]].isdigit()]
                 best = min(reached, key=lambda r: int(r[at["edges"]]))
-                assert cell == ", ".join(best[at[key]] for key in ("edges", "f test", "passes")), f"{behaviour}, {method}"
+                assert cell == ", ".join(best[at[key]] for key in ("edges", "f test", "passes")), (
+                    f"{behaviour}, {method}: copy it again"
+                )
             checked += 1
     assert checked == 15
+
+
+def test_numbers_beside_a_benchmark_stand_in_it() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Results so far")[2].partition("\n## ")[0]
+    checked = 0
+    for point in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
+        sources = [ROOT / link for link in LINK.findall(point) if link.startswith("benchmarks/")]
+        text = "".join(source.read_text() for source in sources)
+        numbers = re.findall(r"(?<![\w-])\d[\d.,]*\d", LINK.sub("", point))
+        assert not numbers or sources, "a number without its source"
+        for number in numbers:
+            assert re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", text), f"{number} is not in {sources}"
+            checked += 1
+    assert checked >= 5
 
 
 def test_the_version_is_the_same_everywhere() -> None:
