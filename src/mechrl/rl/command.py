@@ -50,6 +50,18 @@ def train_command(
     prefilter: options.Prefilter = "metric",
     pairs: options.Pairs = 20,
     margin: options.Margin = 0.0,
+    best_so_far: Annotated[
+        bool, typer.Option("--best-so-far", help="Reward the best circuit of an episode so far, not the one it is at.")
+    ] = False,
+    give_up: Annotated[
+        float | None, typer.Option(min=0, help="End an episode whose f is this far below the agent's target.")
+    ] = None,
+    log_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the size's reward that goes by log k: small circuits count for more.")
+    ] = 0.0,
+    prior: Annotated[
+        float, typer.Option(min=0, help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.")
+    ] = 0.0,
     max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
     entropy: options.Entropy = 0.01,
@@ -96,9 +108,14 @@ def train_command(
         seed=seed,
     )
     settings = TaskSettings(pairs, k, prefilter, half)  # type: ignore[arg-type]  # checked there, with a message for people
-    reward = RewardSettings(margin=margin, max_steps=max_steps)
+    reward = RewardSettings(
+        margin=margin, max_steps=max_steps, best_so_far=best_so_far, give_up=give_up, log_share=log_share
+    )
     torch.manual_seed(seed)
-    start = load_policy(init_from) if init_from else Policy(PolicyConfig(width))
+    fresh = PolicyConfig(width)
+    if prior:  # an agent that has an idea of what to cut need not begin edge by edge
+        fresh = PolicyConfig(width, cut_1_bias=0.0, cut_30_bias=1.0, prior=prior)
+    start = load_policy(init_from) if init_from else Policy(fresh)
     _check_out(out, resume)
     group, device = join_ranks(device)
     with working(f"loading {model}"):
