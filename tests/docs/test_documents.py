@@ -187,6 +187,14 @@ def test_every_page_is_in_the_index() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= listed
 
 
+def test_every_command_is_in_the_index() -> None:
+    from mechrl.cli import app
+
+    group: Any = typer.main.get_command(app)
+    listed = set(re.findall(r"`mechrl (\w+)`", (ROOT / "docs" / "index.md").read_text()))
+    assert listed == set(group.commands)
+
+
 _PLACES = re.compile(
     r"(?<![\w.~$])/(?:work|tmp|root|opt|home|mnt|Users|srv|var)/|\bpip\.conf|index-url|\b10\.\d+\.\d+\.\d+\b|\w\.internal\b"
 )
