@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -221,8 +222,8 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as exc:
         return exc.exit_code
     except (Exception, KeyboardInterrupt) as exc:
-        if isinstance(exc, BrokenPipeError) or (isinstance(exc, OSError) and not _can_flush()):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter will try again when it ends
+        if isinstance(exc, OSError):
+            _give_up_stdout()
         if isinstance(exc, BrokenPipeError):  # the reader of our output went away, and knows
             return 1
         if _debug:
@@ -250,10 +251,13 @@ def _explain(exc: BaseException) -> tuple[str, int]:
         what = exc.format_message().rstrip(".")  # type: ignore[attr-defined]
         # nothing to say: the help was asked for by giving no arguments, and has been printed
         return f"{what}; see `{context.command_path if context else 'mechrl'} --help`" if what else "", 2
+    text = str(exc)
+    if told := re.search(r"\(os error (\d+)\)", text):  # how safetensors and tokenizers pass on what the system said
+        number = int(told[1])
+        exc = OSError(number, os.strerror(number))
     if isinstance(exc, OSError) and exc.strerror:
         where = f"{os.fsdecode(exc.filename)}: " if isinstance(exc.filename, str | bytes) else "cannot read or write: "
         return f"{where}{exc.strerror}; {_ADVICE.get(exc.errno or 0, 'check the path, then repeat the command')}", 1
-    text = str(exc)
     if isinstance(exc, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text:
         return "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device", 1
     what = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
@@ -263,6 +267,7 @@ def _explain(exc: BaseException) -> tuple[str, int]:
 _ADVICE = {
     errno.ENOSPC: "make room, then repeat the command",
     errno.EDQUOT: "make room, then repeat the command",
+    errno.EFBIG: "raise the limit on the size of files, then repeat the command",
     errno.EACCES: "change its permissions or choose another place",
     errno.EPERM: "change its permissions or choose another place",
     errno.EROFS: "choose another place",
@@ -273,12 +278,12 @@ _ADVICE = {
 }
 
 
-def _can_flush() -> bool:
+def _give_up_stdout() -> None:
+    """What cannot be written now cannot be when the interpreter ends and tries again either."""
     try:
         sys.stdout.flush()
     except OSError:
-        return False
-    return True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

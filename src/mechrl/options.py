@@ -15,6 +15,12 @@ def _finite(value: float | None) -> float | None:
     return value
 
 
+def _seed(value: int) -> int:
+    if value >= 2**32:  # torch takes no more than a machine word
+        raise typer.BadParameter("a seed is smaller than 2**32")
+    return value
+
+
 # ---- the model, a behaviour, a circuit ------------------------------------------------------------------------------
 
 Model = Annotated[
@@ -38,7 +44,7 @@ Pairs = Annotated[int, typer.Option(min=1, help="Discovery pairs per behaviour."
 Prefilter = Annotated[
     str, typer.Option(help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).")
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything that is random.")]
+Seed = Annotated[int, typer.Option(min=0, callback=_seed, help="Of everything that is random.")]
 Seeds = Annotated[str, typer.Option(help="Comma-separated; a seed picks the discovery pairs and all else that is random.")]
 Force = Annotated[bool, typer.Option("--force", help="Go on even if the model does not exhibit the behaviour.")]
 ForceAll = Annotated[bool, typer.Option("--force", help="Also behaviours that the model does not exhibit.")]

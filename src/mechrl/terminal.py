@@ -60,7 +60,9 @@ def answer_table(header: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*header, box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in header:
+        table.add_column(Text(plain(title)))
     for row in rows:
         table.add_row(*[Text(plain(cell)) for cell in row])
     Console(width=None if sys.stdout.isatty() else _NO_LIMIT).print(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +153,7 @@ def compare_command(
     agent = shop.agent() if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
-    with shop:
+    with shop, _left(as_json, tables=[]):
         known = shop.gate(behaviours, force)
         cells = [
             circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
@@ -175,6 +177,17 @@ def compare_command(
     shop.leave(finished)
     records = filter(None, map(shop.place.record, cells))
     _check_failed([record["reason"] for record in records if record["status"] == "failed"])
+
+
+@contextmanager
+def _left(as_json: bool, **nothing: object) -> Iterator[None]:
+    """Machines are told something also when time ran out before there was anything to tell."""
+    try:
+        yield
+    except typer.Exit as exc:
+        if as_json and exc.exit_code == 0:
+            answer_json({"finished": False} | nothing)
+        raise
 
 
 def _check_failed(reasons: list[str]) -> None:
@@ -239,6 +252,8 @@ def reproduce_command(
     from mechrl.evaluate.write import write_report
     from mechrl.rl.tasks import choose_behaviours
 
+    if report_only and not (out / "cells").is_dir():
+        raise MechRLError(f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out")
     plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
     plan = replace(plan, budget=replace(plan.budget, half=half))
     if behaviours is not None:
@@ -247,7 +262,7 @@ def reproduce_command(
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
     check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds)
-    with shop:
+    with shop, _left(as_json, report=None):
         gated = shop.gate(",".join(plan.only) or "every")
         agent, training = agent_of(shop, plan, gated)
         chosen = choose(gated, plan.only)

@@ -1,0 +1,405 @@
+"""Bad input on every command: one line that says what to do, a non-zero exit code, nothing half-written.
+
+In this process where that shows the same as a real one: `cli.run` is all of `main` but the process's own signals.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mechrl import cli
+from mechrl.models import load_model, resolve_device
+from mechrl.models.base import Model
+from mechrl.terminal import Live, answer, answer_table, plain, say
+from tests.viewer.circuits import SMALL, random_circuit
+
+ESCAPE = "\x1b[31mred\x07\x9b2J\n"  # colours, rings, clears the screen, and begins a new line
+CIRCUITS = {
+    "validate": ["validate", "{}"],
+    "export": ["export", "{}", "--html", "out/page.html"],
+    "export-eap-ig": ["export", "{}", "--eap-ig", "out/graph.json"],
+    "view": ["view", "{}", "--no-browser"],
+}
+BEHAVIOURS = {
+    "behaviours": ["behaviours", "-b", "{}"],
+    "search": ["search", "top-n", "{}", "--out", "out"],
+    "discover": ["discover", "{}", "--out", "out"],
+    "adapt": ["adapt", "{}", "--out", "out"],
+    "train": ["train", "--behaviours", "{}", "--out", "out"],
+    "compare": ["compare", "--behaviours", "{}", "--methods", "greedy", "--out", "out"],
+    "reproduce": ["reproduce", "--behaviours", "{}", "--out", "out"],
+    "validate": ["validate", "circuit.json", "--behaviour", "{}"],
+    "export": ["export", "circuit.json", "--behaviour", "{}", "--html", "out/page.html"],
+    "view": ["view", "circuit.json", "--behaviour", "{}", "--no-browser"],
+}
+# a moment's work, for commands that write into a folder
+SMALL_RUN = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
+WRITERS = {
+    "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "{}"],
+    "discover": ["discover", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "{}"],
+    "adapt": ["adapt", "ioi", *SMALL_RUN, "--rollouts", "0", "--out", "{}"],
+    "train": ["train", "--behaviours", "ioi", *SMALL_RUN, "--out", "{}"],
+    "export": ["export", "circuit.json", "--no-model", "--html", "{}/page.html"],
+    "export-eap-ig": ["export", "circuit.json", "--eap-ig", "{}/graph.json"],
+}
+WORKSHOPS = {
+    "compare": ["compare", "--behaviours", "ioi", "--methods", "greedy", "--out", "{}"],
+    "reproduce": ["reproduce", "--quick", "--out", "{}"],
+}
+
+
+def every(table: dict[str, list[str]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("command", list(table.values()), ids=list(table))
+
+
+@pytest.fixture(scope="module")
+def toy() -> Model:
+    """Loaded once for all the tests here."""
+    return load_model("toy", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def wrong(toy: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A circuit of the embedded model, and files that are wrong in one way each."""
+    folder = tmp_path_factory.mktemp("wrong")
+    circuit = random_circuit(toy.graph, 20, removed=3, model="toy", checksum=toy.checksum, pairs=2)
+    circuit.save(folder / "circuit.json")
+    random_circuit(SMALL, 20, model="toy").save(folder / "other-model.json")
+    (folder / "truncated.json").write_bytes((folder / "circuit.json").read_bytes()[:-200])
+    (folder / "other-weights.json").write_text(json.dumps(circuit.to_json() | {"checksum": "0" * 64}))
+    (folder / "a-file").write_text("in the way")
+    (folder / "damaged.jsonl").write_text('{"clean": "a b c", "corrupt": "a b d", "answer"')
+    (folder / "empty.csv").write_text("clean,corrupt,answer,foil\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(toy: Model, wrong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, with those files."""
+    shutil.copytree(wrong, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def load(name: str, **options: object) -> Model:
+        return toy if name == "toy" and resolve_device(str(options["device"])).type == "cpu" else load_model(name, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("mechrl.models.load_model", load)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All but scores that were worth keeping."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: list[str], message: str, code: int = 1, lines: int | None = 1) -> str:
+    """Runs a command that must fail as all should; returns the line."""
+    before = files(Path())
+    returned = cli.run(command)
+    printed = capsys.readouterr()
+    said = printed.err.split("\n")
+    assert returned == code and printed.out == "", printed
+    assert said.pop() == "" and (lines is None or len(said) == lines), said
+    assert said[-1].startswith("mechrl: ") and message in said[-1], said
+    assert "Traceback" not in printed.err and all(line.isprintable() for line in said)
+    assert files(Path()) == before
+    return said[-1]
+
+
+def with_(command: list[str], value: str) -> list[str]:
+    return [part.replace("{}", value) for part in command]
+
+
+# ---- what does not exist or is damaged ------------------------------------------------------------------------------
+
+
+@every(CIRCUITS)
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("missing.json", "no such file"), ("truncated.json", "cut short"), ("a-file", "not valid JSON"), (".", "cannot be read")],
+)
+def test_circuits_that_are_none(command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert path in refused(capsys, with_(command, path), message)
+
+
+@every({name: CIRCUITS[name] for name in ("validate", "export", "view")})
+@pytest.mark.parametrize(("path", "message"), [("other-model.json", "layers"), ("other-weights.json", "other weights")])
+def test_a_circuit_of_another_model(command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, [*with_(command, path), "--model", "toy", "--device", "cpu"], message)
+
+
+@every(BEHAVIOURS)
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ("gendered-pronoum", "did you mean gendered-pronoun"),
+        ("missing.jsonl", "missing.jsonl: no such file"),
+        ("damaged.jsonl", "damaged.jsonl, line 1: not JSON"),
+        ("empty.csv", "empty.csv: no rows"),
+        (f"{ESCAPE}.csv", r"\x1b[31mred\x07\x9b2J\n.csv: no such file"),
+    ],
+)
+def test_behaviours_that_are_none(command: list[str], behaviour: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, with_(command, behaviour), message)
+
+
+@every({**{k: v for k, v in BEHAVIOURS.items() if k not in WORKSHOPS}, "bench": ["bench", "engine"]})
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("no/such/model", "no such directory"),
+        ("missing.gguf", "missing.gguf"),
+        ("~nosuchuser/model", "not a path"),
+        ("a-file", "no .gguf"),
+        ("nowhere/nothing", "HF_HUB_OFFLINE"),
+        ("m" * 5000, "File name too long"),
+        (ESCAPE, r"\x1b[31mred"),
+    ],
+)
+def test_models_that_are_none(command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Known only after the behaviour and, for policies, the policy are: both are fine here."""
+    policy = (
+        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")] if command[0] in ("discover", "adapt") else []
+    )
+    line = refused(capsys, [*with_(command, "ioi"), *policy, "--model", model], message)
+    assert len(line) < 1100
+
+
+@every(WORKSHOPS)
+def test_a_model_that_a_worker_does_not_find(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*with_(command, "out"), "--model", "no/such/model", "--device", "cpu"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("mechrl: ") == 1
+    assert printed.err.splitlines()[-1].startswith("mechrl: no/such/model: no such directory")
+    assert all(path.startswith(("out/.lock", "out/cells/gate-")) for path in files(Path()) if path.startswith("out/"))
+
+
+@every({name: BEHAVIOURS[name] for name in ("discover", "adapt")} | {"train": ["train", "--behaviours", "{}"]})
+@pytest.mark.parametrize("folder", ["missing", "a-file", "."])
+def test_policies_that_are_none(command: list[str], folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option = "--init-from" if command[0] == "train" else "--policy"
+    refused(capsys, [*with_(command, "ioi"), option, folder], "not the folder of a policy")
+
+
+@every({name: WRITERS[name] for name in ("search", "adapt", "train")})
+def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, [*with_(command, "out"), "--resume"], "start without --resume")
+
+
+# ---- what is out of range, or not understood ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("search top-n ioi --tau 1.5", 1),
+        ("search top-n ioi --tau nan", 1),
+        ("search top-n ioi --tau much", 2),
+        ("search top-n ioi --pairs 0", 2),
+        ("search top-n ioi --k 0", 2),
+        ("search top-n ioi --minibatch 20", 1),
+        ("search acdc ioi --threshold nan", 2),
+        ("search acdc ioi --threshold -1", 2),
+        ("search top-n ioi --seed -1", 2),
+        ("search guess ioi", 1),
+        ("search top-n ioi --target moon", 1),
+        ("search top-n ioi --device cuda:99", 1),
+        ("search top-n ioi --device meta", 1),
+        ("search top-n", 2),
+        ("search top-n ioi --nope", 2),
+        ("discover ioi --tau 0", 1),
+        ("discover ioi --rollouts -1", 2),
+        ("discover ioi --seed 99999999999999999999", 2),
+        ("discover ioi --rule best", 1),
+        ("adapt ioi --iterations 0", 2),
+        ("adapt ioi --seconds -1", 2),
+        ("adapt ioi --transitions 30", 1),
+        ("train --learning-rate -1", 2),
+        ("train --learning-rate inf", 2),
+        ("train --margin nan", 2),
+        ("train --gamma 2", 2),
+        ("train --prefilter best", 1),
+        ("train --behaviours ,", 1),
+        ("train --behaviours ioi,ioi", 1),
+        ("validate circuit.json --random 0", 2),
+        ("compare --tau 7", 1),
+        ("compare --methods guess", 1),
+        ("compare --targets moon", 1),
+        ("compare --seeds 0,x", 1),
+        ("compare --jobs 0", 2),
+        ("compare --seconds soon", 2),
+        ("reproduce --seeds -1", 1),
+        ("reproduce --methods guess", 1),
+        ("reproduce --report-only --out out", 1),
+        ("export circuit.json", 1),
+        ("export circuit.json circuit.json --eap-ig out.json", 1),
+        ("view circuit.json circuit.json circuit.json", 1),
+        ("view circuit.json --model toy --no-model", 1),
+        ("view", 2),
+        ("behaviours --pairs 0", 2),
+        ("bench engine --repeats 0", 2),
+        ("bench engine --circuits 1,x", 1),
+        ("bench engine --circuits 0", 1),
+        ("bench nothing", 2),
+        ("models --nope", 2),
+        ("serch", 2),
+    ],
+)
+def test_out_of_range_or_not_understood(arguments: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, arguments.split(), "", code)
+    assert code == 1 or "--help`" in line
+
+
+# ---- where nothing can be written -----------------------------------------------------------------------------------
+
+
+@every(WRITERS | WORKSHOPS)
+def test_a_file_where_a_folder_should_be(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, with_(command, "a-file/below"), "a-file is not a folder")
+
+
+@every(WRITERS | WORKSHOPS)
+def test_a_read_only_folder(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, so the system's answer is made up."""
+    Path("locked").mkdir(mode=0o500)
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and may(path, mode))
+    refused(capsys, with_(command, "locked/below"), "(locked is read-only); choose another place")
+
+
+@every(WRITERS | WORKSHOPS)
+def test_a_file_system_that_turns_out_to_be_read_only(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(path: object, mode: int = 0o777, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setenv("MECHRL_CACHE", os.devnull)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    refused(capsys, with_(command, "out"), "Read-only file system", lines=None)
+
+
+@every(WRITERS)
+def test_a_full_disk_is_found_at_once(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused(capsys, with_(command, "out"), "No space left on device", lines=None)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """The system itself refuses to let any file grow beyond so many bytes: what is longer is cut off in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@every({name: command for name, command in WRITERS.items() if name not in ("adapt", "train")})
+def test_files_that_are_cut_off(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    names = ("circuit.json", "page.html", "graph.json")
+    for name in names:
+        Path("out", name).write_text("what was there before")
+    with room_for(1000):
+        refused(capsys, with_(command, "out"), "File too large", lines=None)
+
+
+@every({name: WRITERS[name] for name in ("adapt", "train")})
+def test_a_run_whose_files_are_cut_off(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What was written whole stays; the policy and the checkpoint are not there at all."""
+    with room_for(3000):
+        assert cli.run(with_(command, "out")) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.splitlines()[-1].startswith(
+        "mechrl: cannot read or write: File too large; raise the"
+    )
+    assert json.loads(Path("out/run.json").read_text())
+    assert all(json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines())
+    others = {name for name in files(Path("out")) if not name.startswith("tb/")}
+    assert others == {"run.json", "metrics.jsonl"}
+    assert cli.run(with_(command, "out")) == 0  # with room again, the same command starts over
+
+
+def test_results_that_cannot_be_printed() -> None:
+    command = [sys.executable, "-m", "mechrl.cli", "models", "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "mechrl: cannot read or write: No space left on device; make room, then repeat the command\n"
+
+
+# ---- whatever else --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "line", "code"),
+    [
+        (ZeroDivisionError("boom\nand more"), "mechrl: unexpected ZeroDivisionError: boom; a bug, please report it", 1),
+        (AssertionError(), "mechrl: unexpected AssertionError; a bug", 1),
+        (MemoryError(), "mechrl: out of memory; take a smaller model", 1),
+        (RuntimeError("CUDA out of memory. Tried to"), "mechrl: out of memory; take a smaller model", 1),
+        (
+            PermissionError(errno.EACCES, "Permission denied", f"x{ESCAPE}"),
+            r"mechrl: x\x1b[31mred\x07\x9b2J\n: Permission denied;",
+            1,
+        ),
+        (KeyboardInterrupt(), "mechrl: interrupted", 130),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "", 1),
+    ],
+)
+def test_what_nobody_expected_is_one_line_too(
+    raised: BaseException, line: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise raised
+
+    monkeypatch.setattr("mechrl.models.catalogue", fails)
+    assert cli.run(["models"]) == code
+    said = capsys.readouterr().err
+    assert said.strip().startswith(line) and said.strip().count("\n") == 0
+    if line:
+        assert cli.run(["--debug", "models"]) == code
+        assert f"{type(raised).__name__}" in (said := capsys.readouterr().err) and "Traceback" in said
+
+
+def test_names_from_files_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain("f ≥ 0.9 · naïve – 猫…") == "f ≥ 0.9 · naïve – 猫…"
+    assert plain(f"{ESCAPE}\u202e\udc80") == r"\x1b[31mred\x07\x9b2J\n\u202e\udc80"
+    answer(ESCAPE)
+    say(ESCAPE)
+    answer_table([ESCAPE, "b"], [[ESCAPE, "[bold]not markup[/bold]"]])
+    with Live(ESCAPE, quiet=0) as live:
+        live.show(ESCAPE)
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert text.count(r"\x1b[31mred\x07\x9b2J") >= 2 and text.replace("\n", "").isprintable()
+    assert "[bold]not markup[/bold]" in printed.out
+
+
+@every({name: CIRCUITS[name] for name in ("validate", "export")})
+@pytest.mark.parametrize("field", ["model", "behaviour", "method"])
+def test_nor_can_those_in_a_circuit(command: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = json.loads(Path("circuit.json").read_text())
+    Path("circuit.json").write_text(json.dumps(known | {field: ESCAPE}))
+    cli.run([*with_(command, "circuit.json"), "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).replace("\n", "").isprintable()
