@@ -163,7 +163,8 @@ class Circuit:
         except MechRLError as exc:
             raise MechRLError(f"{path}: {exc}") from exc
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            raise MechRLError(f"{path}: a field is missing or wrong ({type(exc).__name__}: {exc}); search again") from exc
+            what = f"there is no {exc}" if isinstance(exc, KeyError) else exc
+            raise MechRLError(f"{path}: a field is missing or wrong ({what}); search again") from exc
 
     @classmethod
     def _from_json(cls, known: dict[str, Any]) -> Circuit:
