@@ -77,6 +77,11 @@ class Circuit:
         return int(self.mask.sum())
 
     @property
+    def pairs_seed(self) -> int:
+        """The seed of the discovery pairs: the method's own, unless it says otherwise (a policy's is that of its rollouts)."""
+        return int(self.settings.get("pairs_seed", self.seed))
+
+    @property
     def edges_pruned(self) -> int:
         """Edges on a path from the input to the logits; the others change no output."""
         return int(self.graph.prune(self.mask).sum())

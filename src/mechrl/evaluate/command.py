@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.terminal import Live, answer, answer_json, answer_table, check_folder, say, working
-
-if TYPE_CHECKING:
-    from mechrl.evaluate.validity import Validity
 
 
 def validate_command(
@@ -56,40 +53,9 @@ def validate_command(
     if as_json:
         answer_json(result.to_json())
     else:
-        _print_validity(result)
+        answer(result.headline)
+        answer_table(["check", "what", "value"], result.rows())
 
-
-def _print_validity(v: Validity) -> None:
-    answer(
-        f"{v.behaviour} in {v.model} by {v.method}: {v.edges_pruned} edges ({v.edges} before pruning), "
-        f"f = {v.faithfulness:.3f} on its discovery pairs"
-    )
-    rows = [
-        ["necessity", "f with the circuit ablated", f"{v.necessity:.3f}"],
-        ["", "f with as many random candidates ablated", v.necessity_random.text()],
-    ]
-    for i, c in enumerate(v.specificity):
-        where = f"of the {v.candidates:,} candidates" if c.drawn_from == "candidates" else "of the whole graph"
-        size = f"{v.edges_pruned} edges" if c.matched == "raw" else f"{c.edges_pruned.mean:,.0f} edges after pruning"
-        rows.append(["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()])
-    r = v.recovery
-    if r is None:
-        rows.append(["recovery", v.recovery_reason, "–"])
-    else:
-        chance = f"{r.expected:.1f} expected by chance among {r.in_circuit} of {r.population} components, p = {r.p_value:.2g}"
-        precision = "–" if r.precision is None else f"{r.precision:.2f}"
-        rows.append(["recovery", f"known components; {chance}", r.text])
-        rows.append(["", "precision: known ones among the circuit's components", precision])
-        rows.append(["", "by random circuits of the candidates, same pruned size", r.recovered_random.text(1)])
-        if r.missed:
-            rows.append(["", f"missed: {', '.join(r.missed)}", ""])
-    rows.append(["generalisation", "f on fresh pairs", f"{v.faithfulness_test:.3f}"])
-    rows += [["", f"f on fresh pairs of {e.behaviour}{e.reason and f' ({e.reason})'}", _f(e.f)] for e in v.variants]
-    answer_table(["check", "what", "value"], rows)
-
-
-def _f(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 # ---- compare --------------------------------------------------------------------------------------------------------

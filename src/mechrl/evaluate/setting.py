@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from mechrl import attribution
-from mechrl.behaviours.base import DISCOVERY_SEED, TEST_SEED, Behaviour, Metric, Pairs
+from mechrl.behaviours.base import TEST_SEED, Behaviour, Metric, Pairs
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
@@ -39,7 +39,7 @@ class Setting:
         known = circuit.settings
         own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
-        return cls.make(model, behaviour, circuit.pairs, pairs_seed(circuit), k, known.get("prefilter", "metric"))
+        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, known.get("prefilter", "metric"))
 
     @classmethod
     def make(cls, model: Model, behaviour: Behaviour, pairs: int, seed: int, k: int, prefilter: str) -> Setting:
@@ -69,12 +69,6 @@ class Setting:
     def test(self) -> Engine:
         """On fresh pairs, which no search has seen."""
         return fresh(self.model, self.behaviour)
-
-
-def pairs_seed(circuit: Circuit) -> int:
-    """The seed of the discovery pairs: the search's own; a policy's seed is that of its rollouts."""
-    by_policy = circuit.method.startswith("policy")
-    return int(circuit.settings.get("pairs_seed", DISCOVERY_SEED if by_policy else circuit.seed))
 
 
 def fresh(model: Model, behaviour: Behaviour, n: int = N_FRESH) -> Engine:

@@ -92,6 +92,46 @@ class Validity:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def headline(self) -> str:
+        return (
+            f"{self.behaviour} in {self.model} by {self.method}: {self.edges_pruned} edges ({self.edges} before pruning), "
+            f"f = {self.faithfulness:.3f} on its discovery pairs"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """Check, what it measured, and the value, for people."""
+        rows = [
+            ["necessity", "f with the circuit ablated", f"{self.necessity:.3f}"],
+            ["", "f with as many random candidates ablated", self.necessity_random.text()],
+        ]
+        for i, c in enumerate(self.specificity):
+            where = f"of the {self.candidates:,} candidates" if c.drawn_from == "candidates" else "of the whole graph"
+            size = f"{self.edges_pruned} edges" if c.matched == "raw" else f"{c.edges_pruned.mean:,.0f} edges after pruning"
+            rows.append(["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()])
+        r = self.recovery
+        if r is None:
+            rows.append(["recovery", self.recovery_reason, "–"])
+        else:
+            chance = f"{r.expected:.1f} expected by chance among {r.in_circuit} of {r.population} components, p = {r.p_value:.2g}"
+            precision = "–" if r.precision is None else f"{r.precision:.2f}"
+            rows.append(["recovery", f"known components; {chance}", r.text])
+            rows.append(["", "precision: known ones among the circuit's components", precision])
+            rows.append(["", "by random circuits of the candidates, same pruned size", r.recovered_random.text(1)])
+            if r.missed:
+                rows.append(["", f"missed: {', '.join(r.missed)}", ""])
+        rows.append(["generalisation", "f on fresh pairs", f"{self.faithfulness_test:.3f}"])
+        for e in self.variants:
+            f = "–" if e.f is None else f"{e.f:.3f}"
+            rows.append(["", f"f on fresh pairs of {e.behaviour}{e.reason and f' ({e.reason})'}", f])
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(2)]
+        lines = [f"{check:<{widths[0]}}  {what:<{widths[1]}}  {value}".rstrip() for check, what, value in rows]
+        return "\n".join([self.headline, *lines])
+
 
 def random_circuits(graph: Graph, edges: np.ndarray, size: int, count: int, seed: int = 0, pruned: bool = False) -> np.ndarray:
     """[count, E] bool: circuit i is the beginning of the i-th random order of `edges`, whatever the count.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from mechrl.behaviours import TEST_SEED, VALIDATION_SEED, Behaviour
+from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, VALIDATION_SEED, Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
@@ -192,7 +192,7 @@ def deploy(
     seconds = seconds_before + time.perf_counter() - began
 
     note = f"{'greedy' if chosen == deployment.rollouts else 'sampled'} rollout, step {steps[chosen]} of {last[chosen]}"
-    known: dict[str, Any] = asdict(deployment) | settings.to_json() | (about or {})
+    known: dict[str, Any] = asdict(deployment) | settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
     known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": note}
     test = _fresh(model, behaviour, TEST_SEED)
     if deployment.best_along_episode:  # what the last masks alone would have given

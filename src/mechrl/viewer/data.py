@@ -49,7 +49,7 @@ def circuit_data(
             "name": f"{circuit.behaviour} in {circuit.model}",
             "lead": _lead(circuit),
             "tau": float(circuit.tau),
-            "seed": int(circuit.seed),
+            "seed": circuit.pairs_seed,
             "n_pairs": int(circuit.pairs),
             "faithfulness": float(circuit.faithfulness),
             "scored": circuit.scores is not None,
