@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mechrl.behaviours import get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import validate_command
-from mechrl.evaluate.setting import Setting, f_of, pairs_seed
+from mechrl.evaluate.setting import Setting, f_of
 from mechrl.evaluate.spread import Spread, hypergeometric_at_least
 from mechrl.evaluate.validity import N_RANDOM, components, random_circuits, recovery, validate
 from mechrl.graph import Graph
@@ -144,12 +144,12 @@ def test_the_circuit_of_another_model_is_refused() -> None:
 def test_the_discovery_pairs_are_those_of_the_search() -> None:
     model = load_model("toy")
     circuit = search(model, get_behaviour("acronyms"), Settings("greedy", pairs=6, seed=3))
-    assert pairs_seed(circuit) == 3
+    assert circuit.pairs_seed == 3
     setting = Setting.of(model, get_behaviour("acronyms"), circuit)
     assert f_of(setting.engine, circuit.mask)[0] == pytest.approx(circuit.faithfulness, abs=1e-5)
     assert f_of(setting.test, circuit.mask)[0] == pytest.approx(circuit.faithfulness_test, abs=1e-5)
     by_policy = replace(circuit, method="policy", settings={"pairs_seed": 2})
-    assert pairs_seed(by_policy) == 2 and pairs_seed(replace(by_policy, settings={})) == 0
+    assert by_policy.pairs_seed == 2
 
 
 def test_the_command(tmp_path: Path, capsys) -> None:
