@@ -21,7 +21,7 @@ from mechrl.evaluate.work import Cell, Place, Progress
 from mechrl.report.tables import Table, dumps
 from mechrl.rl.rollout import shipped_policy
 from mechrl.rl.tasks import choose_behaviours
-from mechrl.search.command import _stop_signals
+from mechrl.terminal import say, stop_signals
 
 _LINE_EVERY = 10.0  # seconds
 _GROUPS = ("every", "all", "train", "held-out")  # `every`: other wordings as well
@@ -55,7 +55,7 @@ class Workshop:
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         context = {"model": model, "device": str(resolve_device(device)), "policy": str(self.policy), "command": self.command}
         self.place = Place(out, jobs.do, jobs.Hands, context, jobs_)
-        self._signals = _stop_signals()
+        self._signals = stop_signals()
 
     def __enter__(self) -> Workshop:
         self.stopped = self._signals.__enter__()
@@ -158,5 +158,5 @@ class _Lines:
         return "done"
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
         self.last = time.monotonic()

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -213,10 +214,12 @@ def file_checksum(path: Path) -> str:
 def save_policy(policy: Policy, folder: Path) -> None:
     """`Policy.save`, aside and then into place."""
     aside = folder / f".policy.{os.getpid()}"
-    policy.save(aside)
-    for file in aside.iterdir():
-        os.replace(file, folder / file.name)
-    aside.rmdir()
+    try:
+        policy.save(aside)
+        for file in aside.iterdir():
+            os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:

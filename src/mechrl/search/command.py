@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mechrl.search.problem import State
 
 _SAVE_EVERY = 10.0  # seconds
-_stop_signals = stop_signals  # mechrl.evaluate.run takes it from here
 
 
 def search_command(
