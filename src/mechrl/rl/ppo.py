@@ -284,7 +284,7 @@ class Trainer:
             "policy": asdict(self.policy.config),
             "tasks": [task.name for task in self.tasks],
         }
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, {"facts": json.dumps(facts)})
         os.replace(temporary, path)
 
