@@ -151,7 +151,8 @@ def test_two_processes_train_as_one(tmp_path):
     expected = [timeless(row) for row in steps]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.rl.two_ranks"]
     where = {"cwd": Path(__file__).parents[2], "env": os.environ | {"OMP_NUM_THREADS": "1"}}
-    subprocess.run([*command, str(tmp_path)], check=True, capture_output=True, timeout=100, **where)
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=100, **where)
+    assert done.returncode == 0, done.stderr
     for rank in range(2):
         rows, n, world = json.loads((tmp_path / f"rows{rank}.json").read_text())
         assert (n, world) == (4, 2)

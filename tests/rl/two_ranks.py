@@ -19,7 +19,6 @@ if __name__ == "__main__":
     if (folder / "start.safetensors").exists():
         run.load(folder / "start.safetensors")
     rows = [timeless(row) for row in run.run()]
-    if run.rank == 0:  # both would write the same
-        run.save(folder / "end.safetensors")
+    run.save(folder / "end.safetensors")
     (folder / f"rows{run.rank}.json").write_text(json.dumps([rows, run.env.n, dist.get_world_size()]))
     dist.destroy_process_group()
