@@ -21,4 +21,5 @@ if __name__ == "__main__":
     rows = [timeless(row) for row in run.run()]
     run.save(folder / "end.safetensors")
     (folder / f"rows{run.rank}.json").write_text(json.dumps([rows, run.env.n, dist.get_world_size()]))
+    dist.barrier()  # a rank that leaves while another still works may crash in gloo
     dist.destroy_process_group()

@@ -96,7 +96,7 @@ def train_command(
     from mechrl.rl.ppo import PPOConfig, Trainer
     from mechrl.rl.rollout import load_policy
     from mechrl.rl.tasks import TaskSettings, exhibited, task_of
-    from mechrl.rl.train import Run, describe, file_checksum, join_ranks
+    from mechrl.rl.train import Run, describe, file_checksum, join_ranks, leave_ranks
 
     config = PPOConfig(
         iterations=iterations,
@@ -131,10 +131,15 @@ def train_command(
     trainer = Trainer(tasks, config, reward, start, loaded.device, group)
     about = describe(loaded, trainer, settings, file_checksum(init_from / "model.safetensors") if init_from else None)
     run = Run(out, trainer, about, resume, save_every, began)
-    _train(run, None if seconds is None else began + seconds, as_json)
-    if as_json:
-        answer_json(_state(run))
-    say(f"{out} holds the policy: `mechrl discover BEHAVIOUR --model {model} --policy {out}`")
+    try:
+        _train(run, None if seconds is None else began + seconds, as_json)
+        if as_json:
+            answer_json(_state(run))
+        say(f"{out} holds the policy: `mechrl discover BEHAVIOUR --model {model} --policy {out}`")
+    except typer.Exit:  # asked to stop, or out of time: all ranks alike
+        leave_ranks(group)
+        raise
+    leave_ranks(group)
 
 
 def discover_command(

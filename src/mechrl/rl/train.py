@@ -50,7 +50,7 @@ def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
     """Under `torchrun`: the group of its processes, and this one's device. Alone: no group, and the device as it was."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None, device
-    atexit.register(dist.destroy_process_group)
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         dist.init_process_group("gloo")
         return dist.group.WORLD, "cpu"
@@ -59,6 +59,13 @@ def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
     # several processes may share a GPU: one plans its circuits while another's are running. NCCL wants one process each
     dist.init_process_group("nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= n_gpus else "gloo")
     return dist.group.WORLD, f"cuda:{local % n_gpus}"
+
+
+def leave_ranks(group: dist.ProcessGroup | None) -> None:
+    """All ranks leave together: one that goes while another is still at work may crash in gloo's threads."""
+    if group is not None:
+        dist.barrier(group)
+        dist.destroy_process_group()
 
 
 def describe(model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None) -> dict[str, Any]:
