@@ -9,7 +9,7 @@ STAMP := .venv/installed
 help:
 	@echo "make demo       run the main job and show what it finds"
 	@echo "make test       everything: lint, types, all tests (fetches SmolLM2 once, 93 MB)"
-	@echo "make test-fast  the tests that need neither a real model nor a GPU"
+	@echo "make test-fast  the quick tests, which need neither a real model nor a GPU"
 	@echo "make lint       ruff and mypy"
 	@echo "make clean      remove .venv and what tools left behind"
 
@@ -44,7 +44,7 @@ test: lint browser
 	$(PYTEST)
 
 test-fast: $(STAMP)
-	$(PYTEST) -m "not real and not gpu"
+	$(PYTEST) -m "not real and not gpu and not slow"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

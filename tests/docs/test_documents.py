@@ -60,6 +60,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---- what is run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("bash"), ids=name)
 def test_commands_run(page: Path, clone: Path) -> None:
     for block in blocks(page, "bash"):
@@ -70,6 +71,7 @@ def test_commands_run(page: Path, clone: Path) -> None:
         assert (clone / path).exists(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_runs(page: Path, clone: Path) -> None:
     known: dict = {}
@@ -81,6 +83,7 @@ def cells() -> list[dict]:
     return json.loads(NOTEBOOK.read_text())["cells"]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "docs")
     monkeypatch.setenv("TMPDIR", str(clone))

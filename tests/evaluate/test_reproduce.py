@@ -138,6 +138,7 @@ def test_best_of_a_sweep(tmp_path: Path) -> None:
     assert spread([{"a": {"b": 1}}, {"a": None}, {"a": {"b": 3}}], "a", "b") == Spread.of([1, 3])
 
 
+@pytest.mark.slow
 def test_reproduce_quick(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -95,6 +95,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
     options = (
         "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5,6,7 --pairs 4 --device cpu"

@@ -48,6 +48,7 @@ def found(policy: Policy, planted: Planted, task: Task) -> set[str]:
     return {graph.edge_name(int(e)) for e in task.candidates[masks[choose(f, masks.sum(1), TAU, "smallest")]]}
 
 
+@pytest.mark.slow
 def test_planted_circuits_are_found_exactly_in_other_models_too():
     """Trained on two circuits planted in a GPT-2, it finds them, and their kin in a Llama that it has never seen."""
     plants = [plant(kind) for kind in ("gpt2", "llama") for plant in (planted_chain, planted_parallel)]
@@ -68,6 +69,7 @@ def potential(task: Task, masks: np.ndarray, f: np.ndarray, reward: RewardSettin
     )
 
 
+@pytest.mark.slow
 def test_a_short_training_on_toy_beats_the_untrained_policy_and_random_cutting():
     """By 1 in return, where losing a behaviour costs up to 4.9 and the best circuits gain less than 1."""
     model, reward = load_model("toy"), RewardSettings(max_steps=40)
