@@ -142,6 +142,7 @@ def test_resume_equals_a_straight_run(tmp_path):
         trainer(replace(SMALL, gamma=0.5)).load(tmp_path / "run.safetensors")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """From a checkpoint that one process wrote to one that two wrote, which one can read."""
     alone = trainer()

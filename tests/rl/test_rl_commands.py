@@ -67,6 +67,7 @@ def metrics(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in TIMES and not k.startswith("time/")} for row in rows]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_straight(model: str, tmp_path: Path) -> None:
     common = ["train", "--model", model, *SMALL_OPTIONS.split(), "--iterations", 10, "--save-every", 4]
     left = tmp_path / "left"
@@ -94,6 +95,7 @@ def test_stopped_and_resumed_equals_straight(model: str, tmp_path: Path) -> None
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_run(model: str, tmp_path: Path) -> None:
     """Steps are measured in batches of another size, so f agrees up to rounding, and everything else with it."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

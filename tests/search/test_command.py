@@ -56,6 +56,7 @@ def interrupt(process: subprocess.Popen, number: int) -> str:
     return stderr
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> None:
     process = start(*ACDC, "--model", model, "--out", tmp_path / "stopped")
     assert "--resume" in interrupt(process, signal.SIGTERM).splitlines()[-1]
