@@ -358,14 +358,20 @@ class Engine:
         need = (rows * copies + per_stage) * per_row
         # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
         alone = (kept > s.n_edges / 2) & (self.model.device.type == "cpu")
-        first, total, budget = 0, 0.0, self._budget()
-        for i, bytes_ in enumerate(need):
-            if i > first and (total + bytes_ > budget or i - first == _CIRCUITS_PER_CHUNK or alone[i] or alone[i - 1]):
-                yield slice(first, i)
-                first, total = i, 0.0
-            total += bytes_
-        if first < len(array):
-            yield slice(first, len(array))
+        return consecutive(need, self._budget(), _CIRCUITS_PER_CHUNK, alone)
+
+
+def consecutive(need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None) -> Iterator[slice]:
+    """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
+    first, total = 0, 0.0
+    for i, size in enumerate(need):
+        apart = alone is not None and (alone[i] or alone[i - 1])
+        if i > first and (total + size > budget or i - first == most or apart):
+            yield slice(first, i)
+            first, total = i, 0.0
+        total += size
+    if first < len(need):
+        yield slice(first, len(need))
 
 
 @dataclass(frozen=True)

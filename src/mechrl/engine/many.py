@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mechrl.engine import kernels
-from mechrl.engine.engine import Engine
+from mechrl.engine.engine import Engine, consecutive
 from mechrl.engine.fused import FusedRun, Ground
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import make_plan
@@ -96,11 +96,4 @@ class ManyEngines:
         spec, graph = self._ground.model.spec, self._ground.model.graph
         rows = np.minimum(array.sum(1) + 1, graph.n_sources)
         need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.dtype.itemsize
-        first, total = 0, 0
-        for i, bytes_ in enumerate(need):
-            if i > first and (total + bytes_ > _MEMORY or i - first == _CIRCUITS_PER_CHUNK):
-                yield slice(first, i)
-                first, total = i, 0
-            total += bytes_
-        if first < len(which):
-            yield slice(first, len(which))
+        return consecutive(need, _MEMORY, _CIRCUITS_PER_CHUNK)

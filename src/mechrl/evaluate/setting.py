@@ -13,7 +13,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.search.run import N_FRESH
+from mechrl.search.run import fresh
 from mechrl.search.select import candidate_set
 
 _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own candidates say nothing
@@ -68,13 +68,7 @@ class Setting:
     @cached_property
     def test(self) -> Engine:
         """On fresh pairs, which no search has seen."""
-        return fresh(self.model, self.behaviour)
-
-
-def fresh(model: Model, behaviour: Behaviour, n: int = N_FRESH) -> Engine:
-    """An engine on test pairs."""
-    assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, n, TEST_SEED, n_ctx=model.spec.n_ctx))
+        return fresh(self.model, self.behaviour, TEST_SEED)
 
 
 def f_of(engine: Engine, masks: np.ndarray) -> np.ndarray:

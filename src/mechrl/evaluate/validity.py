@@ -22,12 +22,14 @@ import numpy as np
 
 from mechrl import gate
 from mechrl.behaviours import Behaviour, behaviours
+from mechrl.behaviours.base import TEST_SEED
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
-from mechrl.evaluate.setting import Setting, f_of, fresh
+from mechrl.evaluate.setting import Setting, f_of
 from mechrl.evaluate.spread import Spread, hypergeometric_at_least
 from mechrl.graph import Graph
 from mechrl.models.base import Model
+from mechrl.search.run import fresh
 
 N_RANDOM = 20
 
@@ -261,7 +263,7 @@ def _variants(behaviour: Behaviour) -> list[Behaviour]:
 def _elsewhere(model: Model, behaviour: Behaviour, mask: np.ndarray, report: Callable[[str], None]) -> Elsewhere:
     report(f"variant {behaviour.name}")
     try:
-        engine = fresh(model, behaviour)
+        engine = fresh(model, behaviour, TEST_SEED)
     except MechRLError as exc:
         return Elsewhere(behaviour.name, None, str(exc))
     if engine.kl_cut < gate.MIN_KL_CUT:

@@ -21,13 +21,12 @@ from safetensors import SafetensorError
 
 from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, VALIDATION_SEED, Behaviour
 from mechrl.circuit import Circuit
-from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.rl.env import BATCH_SIZES, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.tasks import TaskSettings, task_of
-from mechrl.search.run import N_FRESH
+from mechrl.search.run import fresh
 
 Rule = Literal["smallest", "paper"]
 Judge = Literal["discovery", "validation"]
@@ -168,7 +167,7 @@ def deploy(
     episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
     last = [len(e.f) - 1 for e in episodes]
     steps = [best_step(e, deployment.tau, deployment.rule) for e in episodes] if deployment.best_along_episode else last
-    validation = _fresh(model, behaviour, VALIDATION_SEED) if deployment.judge == "validation" else None
+    validation = fresh(model, behaviour, VALIDATION_SEED) if deployment.judge == "validation" else None
 
     def pick(steps: list[int], charged: bool) -> tuple[int, float, float | None]:
         """The episode whose mask is chosen, its f on discovery pairs, and on validation pairs if these judge."""
@@ -194,7 +193,7 @@ def deploy(
     note = f"{'greedy' if chosen == deployment.rollouts else 'sampled'} rollout, step {steps[chosen]} of {last[chosen]}"
     known: dict[str, Any] = asdict(deployment) | settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
     known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": note}
-    test = _fresh(model, behaviour, TEST_SEED)
+    test = fresh(model, behaviour, TEST_SEED)
     if deployment.best_along_episode:  # what the last masks alone would have given
         i, f_last, f_validation_last = pick(last, charged=False)
         mask = pruned(episodes[i], last[i])
@@ -224,11 +223,6 @@ def deploy(
         passes=passes,
         seconds=seconds,
     )
-
-
-def _fresh(model: Model, behaviour: Behaviour, seed: int) -> Engine:
-    assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, N_FRESH, seed, n_ctx=model.spec.n_ctx))
 
 
 # ---- policies on disk -----------------------------------------------------------------------------------------------

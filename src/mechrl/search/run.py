@@ -178,7 +178,7 @@ class Session:
             pairs=len(problem.pairs),
             mask=mask,
             faithfulness=on_discovery,
-            faithfulness_test=f(_fresh(problem.model, problem.behaviour, TEST_SEED)),
+            faithfulness_test=f(fresh(problem.model, problem.behaviour, TEST_SEED)),
             faithfulness_validation=self.faithfulness_validation,
             scores=problem.scores if settings.method in ("top-n", "greedy") else None,
             order=tuple(state.order),
@@ -223,7 +223,7 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
     )
     session = Session(problem, settings, scores, settings.tau, k)
     if settings.target == "test":
-        session.validation = _fresh(model, behaviour, VALIDATION_SEED)
+        session.validation = fresh(model, behaviour, VALIDATION_SEED)
     if about is None:
         session.seconds_before = time.perf_counter() - began
     else:
@@ -251,9 +251,10 @@ def search(
     return session.circuit(session.run())
 
 
-def _fresh(model: Model, behaviour: Behaviour, seed: int) -> Engine:
+def fresh(model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH) -> Engine:
+    """An engine on pairs that no search has seen: `VALIDATION_SEED`'s or `TEST_SEED`'s."""
     assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, N_FRESH, seed, n_ctx=model.spec.n_ctx))
+    return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx))
 
 
 def _search(settings: Settings) -> Callable[[Problem, State | None], State]:
