@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mechrl.attribution import integrated_mask_gradients
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.pairs_cache import cache_pairs, join
 from mechrl.engine.plan import make_plan
@@ -29,6 +30,29 @@ def test_many_engines_equal_each_engine_alone(kind):
     for i, g in enumerate(which):
         assert f[i] == pytest.approx(float(alone[g].faithfulness(masks[i, : len(edges[g])], edges[g])[0]), abs=1e-12)
     assert [e.passes for e in many.engines] == pytest.approx([e.passes for e in alone])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
+    model, rng = tiny(kind), np.random.default_rng(0)
+    E = model.graph.n_edges
+    edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
+    which, masks = np.array([2, 0, 1, 1, 2]), rng.random((5, E)) < 0.5
+    masks[3] = False
+    many = ManyEngines([Engine(model, pairs) for pairs in _batches()], edges)
+    scores = many.mask_gradients(which, masks, (np.arange(3) + 0.5) / 3)
+    assert [e.passes for e in many.engines] == pytest.approx(
+        [9 * (which == g).sum() * e.n_pairs / 20 for g, e in enumerate(many.engines)]
+    )
+    assert scores.shape == masks.shape and not scores[3].any()
+    for i, g in enumerate(which):
+        n, engine = len(edges[g]), many.engines[g]
+        expected = integrated_mask_gradients(engine, edges[g], masks[i, :n], steps=3) / engine.kl_cut
+        assert np.allclose(scores[i, :n], expected, atol=1e-12) and not scores[i, n:].any()
+    fine = many.mask_gradients(which, masks, (np.arange(40) + 0.5) / 40)
+    for i, g in enumerate(which):
+        f = many.engines[g].faithfulness(masks[i, : len(edges[g])], edges[g])
+        assert fine[i].sum() == pytest.approx(float(f[0]), abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,6 +66,22 @@ class ManyEngines:
             raise MechRLError("an activation is beyond the range of half precision; run this model without it")
         return f
 
+    def mask_gradients(self, which: np.ndarray, masks: np.ndarray, alpha: Sequence[float]) -> np.ndarray:
+        """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM, for the edges that M keeps.
+
+        Zero for the edges that it cuts. With the midpoints (k + ½)/m for `alpha` these are `attribution.integrated_mask_gradients`
+        of every circuit, and add up to its f.
+        """
+        which = np.asarray(which, dtype=np.int64)
+        result = np.zeros(masks.shape)
+        for i, g in enumerate(which):
+            engine, edges = self.engines[g], self.edges[g]
+            kept = np.flatnonzero(masks[i, : len(edges)])
+            weights = np.repeat(np.array(alpha)[:, None], len(kept), axis=1)
+            gradient = engine.gradient(weights, edges[kept]).gradient.double().cpu().numpy()
+            result[i, kept] = -gradient.mean(0) / engine.kl_cut
+        return result
+
     def _chunk(self, which: np.ndarray, array: np.ndarray) -> torch.Tensor:
         plan = make_plan(self.edge_set, array, group=which)
         ground = self._ground
