@@ -29,7 +29,7 @@ def synthetic_tables(T: int, K: int, M: int, device: str) -> Tables:
         degree[t] = np.bincount(parent[t, :n], minlength=M)
     edges, nodes = (rng.normal(size=shape).astype(np.float32) for shape in ((T, K, N_EDGE), (T, M, N_NODE)))
     arrays = (edges, nodes, parent, n_edges, np.full(T, M), degree)
-    return Tables(*(torch.from_numpy(a).to(device) for a in arrays))
+    return Tables(*(torch.from_numpy(a).to(device) for a in arrays), n_rows=int((degree + 1).sum(1).max()))
 
 
 def random_states(tables: Tables, n: int, rng: np.random.Generator) -> States:

@@ -108,9 +108,7 @@ def train_command(
         seed=seed,
     )
     settings = TaskSettings(pairs, k, prefilter, half)  # type: ignore[arg-type]  # checked there, with a message for people
-    reward = RewardSettings(
-        margin=margin, max_steps=max_steps, best_so_far=best_so_far, give_up=give_up, log_share=log_share
-    )
+    reward = RewardSettings(margin=margin, max_steps=max_steps, best_so_far=best_so_far, give_up=give_up, log_share=log_share)
     torch.manual_seed(seed)
     fresh = PolicyConfig(width)
     if prior:  # an agent that has an idea of what to cut need not begin edge by edge

@@ -9,6 +9,10 @@ so that an episode's rewards add up to Φ(end) − Φ(start); −0.01 for an act
 `log_share` s the size k / K becomes (1 − s) k / K + s log(1 + k) / log(1 + K): from 100 to 50 edges is then worth as much as from 2000
 to 1000, where the paper's reward hardly notices. With `best_so_far` the reward is the rise of the largest potential so far: an episode's
 rewards add up to max Φ − Φ(start), cutting too much costs nothing, and when to stop need not be learned.
+
+The paper's agent sees scores that were computed once, in the whole model. With `look_again` s it looks at the circuit itself: integrated
+mask gradients (nine passes) replace the scores at the beginning and whenever the circuit has shrunk to s times what it was at the
+last look. Edges that are dead, by which nothing flows any more, then go with every cut.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 BATCH_SIZES = (0, 1, 3, 10, 30, 0)  # edges that an action of each type picks
 STOP, NODE = 0, 5
 MAX_PICKS = max(BATCH_SIZES)
+LOOK = (1 / 6, 1 / 2, 5 / 6)  # where mask gradients are taken between the empty circuit and the one looked at
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class RewardSettings:
     log_share: float = 0.0  # how much of the size's reward goes by log k instead of k
     best_so_far: bool = False  # reward the best potential reached so far: what deployment along the episode will choose from
     give_up: float | None = None  # an episode ends when f is this far below τ
+    look_again: float = 0.0  # renew the scores when the circuit has shrunk to this part of what it was; 0: never, as the paper
     already_cut: float = -0.01
     max_steps: int = 150
 
@@ -114,10 +120,15 @@ class VectorEnv:
         self.mask = np.zeros((n, self.width), dtype=bool)
         self.f, self.f_before = np.zeros(n), np.zeros(n)
         self.best = np.zeros(n)  # the largest potential of the episode so far
+        self.scores = np.zeros((n, self.width if settings.look_again else 0), dtype=np.float32)  # as of the last look
+        self.looked = np.zeros(n, dtype=np.int64)  # edges at the last look
         self.step_count = np.zeros(n, dtype=np.int64)
         self._K = np.array([task.K for task in tasks])
         self._tau = np.array([task.tau for task in tasks])
         self._ceiling = np.array([task.ceiling for task in tasks])
+        if settings.look_again:
+            whole = np.arange(self.width) < self._K[:, None]
+            self._first_look = self.engines.mask_gradients(np.arange(len(tasks)), whole, LOOK)
         for i in range(n):
             self.reset(i, self.draw(i))
 
@@ -133,6 +144,8 @@ class VectorEnv:
         self.f[i] = self.f_before[i] = self._ceiling[task]
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i] = 0
+        if self.settings.look_again:
+            self.scores[i], self.looked[i] = self._first_look[task], self._K[task]
 
     def globals(self) -> np.ndarray:
         """[n, 6] step fraction, f, fraction of edges present, change of f, ceiling, headroom f − τ."""
@@ -147,6 +160,8 @@ class VectorEnv:
         wasted = self._cut(actions)
         stopped = actions.type == STOP
         changed = (self.mask != before).any(1)
+        if self.settings.look_again:
+            self._prune(changed)
         f = self.f.copy()
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
@@ -161,6 +176,7 @@ class VectorEnv:
         if settings.give_up is not None:
             done |= f < tau - settings.give_up
         edges = self.mask.sum(1)
+        self._look(~done & (edges <= settings.look_again * self.looked) & (edges > 0), edges)
         if restart:
             for i in np.flatnonzero(done):
                 self.reset(int(i), self.draw(int(i)))
@@ -179,3 +195,13 @@ class VectorEnv:
                 wasted[i] = not self.mask[i, places].all() or len(np.unique(places)) < len(places)
             self.mask[i, places] = False
         return wasted
+
+    def _prune(self, changed: np.ndarray) -> None:
+        for t in np.unique(self.task[changed]):
+            mine, task = changed & (self.task == t), self.tasks[t]
+            self.mask[mine, : task.K] = task.engine.graph.prune(self.mask[mine, : task.K], task.candidates)
+
+    def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
+        if which.any():
+            self.scores[which] = self.engines.mask_gradients(self.task[which], self.mask[which], LOOK)
+            self.looked[which] = edges[which]

@@ -3,6 +3,8 @@
 Everything is normalised within the behaviour, so that nothing depends on the model's size: scores by the largest |score|, layers
 and distances by L − 1, degrees and summed scores by their largest value; ranks lie in [0, 1] with 0 for the highest |score|. The
 input counts as layer 0, the logits as the last layer.
+
+An agent that looks again sees the same features with scores as of its last look, see `look`.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mechrl.graph import Graph
 
 N_EDGE, N_NODE, N_GLOBAL = 16, 7, 6
-RANK, TOTAL = 1, 6  # columns: an edge's rank, a component's summed |score|
+SCORE, RANK, TOTAL = 0, 1, 6  # columns: an edge's score and rank, a component's summed |score|
+NEGATIVE = 0.3  # weight of negative scores after a look, see `look`
 TYPES = ("attention", "mlp", "input", "logits")
 
 
@@ -40,12 +45,50 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
     rank[np.argsort(-strength, kind="stable")] = np.arange(len(candidates)) / max(len(candidates) - 1, 1)
     parent_layer, child_layer = graph.source_layer[source] / last, graph.receiver_layer[receiver] / last
     columns = [_over_max(scores), rank, parent_layer, child_layer, child_layer - parent_layer]
-    edge_rows = np.column_stack([*columns, _source_type(graph, source), _receiver_type(graph, receiver), _channel(graph, receiver)])
+    edge_rows = np.column_stack(
+        [*columns, _source_type(graph, source), _receiver_type(graph, receiver), _channel(graph, receiver)]
+    )
 
     nodes, parent = np.unique(source, return_inverse=True)
     total = np.bincount(parent, weights=scores if signed_nodes else strength)
-    node_columns = [graph.source_layer[nodes] / last, _source_type(graph, nodes), _over_max(np.bincount(parent)), _over_max(total)]
+    node_columns = [
+        graph.source_layer[nodes] / last,
+        _source_type(graph, nodes),
+        _over_max(np.bincount(parent)),
+        _over_max(total),
+    ]
     return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
+
+
+def look(scores: Tensor) -> Tensor:
+    """[n, K, 3] score, rank and strength after a look, from integrated mask gradients [n, K]; 0 for edges that are cut.
+
+    The strength of a negative score counts `NEGATIVE` times: such an edge works against the behaviour, and goes before one that works as
+    much for it, but not first of all, since a circuit without any overshoots. Score and strength are divided by the largest |score|;
+    the rank is among the edges of nonzero score, and 1 for the others: these matter to nothing.
+    """
+    largest = scores.abs().amax(-1, keepdim=True)
+    scores = scores / torch.where(largest > 0, largest, 1.0)
+    strength = torch.where(scores < 0, -NEGATIVE * scores, scores)
+    place = strength.argsort(-1, descending=True, stable=True).argsort(-1)
+    others = (strength > 0).sum(-1, keepdim=True) - 1
+    return torch.stack([scores, (place / others.clamp_min(1)).clamp_max(1.0), strength], -1)
+
+
+def totals(strength: Tensor, parent: Tensor, M: int) -> Tensor:
+    """[n, M] the components' summed strengths, over the largest."""
+    total = torch.zeros(len(strength), M, dtype=strength.dtype, device=strength.device).scatter_add_(1, parent, strength)
+    largest = total.amax(-1, keepdim=True)
+    return total / torch.where(largest > 0, largest, 1.0)
+
+
+def after_look(features: Features, scores: np.ndarray) -> Features:
+    """The features with the scores [K] of a look."""
+    seen = look(torch.from_numpy(scores)[None].float())
+    edges, nodes = features.edges.copy(), features.nodes.copy()
+    edges[:, [SCORE, RANK]] = seen[0, :, :2].numpy()
+    nodes[:, TOTAL] = totals(seen[..., 2], torch.from_numpy(features.parent)[None], len(nodes))[0].numpy()
+    return Features(edges, nodes, features.parent, features.node_sources)
 
 
 def _over_max(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mechrl.rl.env import ACTION_TYPES, MAX_PICKS, STOP, Actions, RewardSettings, Task, VectorEnv
-from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE
+from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, after_look
 
 
 class CircuitEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
@@ -51,6 +51,8 @@ class CircuitEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def _observation(self) -> dict[str, Any]:
         features = self.task.features
+        if self.settings.look_again:
+            features = after_look(features, self._inner.scores[0])
         mask = self._inner.mask[0].astype(np.int8)
         return {"edges": features.edges.copy(), "nodes": features.nodes.copy(), "mask": mask, "globals": self._inner.globals()[0]}
 

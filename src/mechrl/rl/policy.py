@@ -13,6 +13,8 @@ Memory: an edge is alive or dead, a component has 0 … degree edges left, and n
 embeddings per behaviour, with 2K rows for edges and K + M for components, and a state is a choice of rows. What must be computed for
 every state and edge is in `kernels.py`.
 
+After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead.
+
 Gradients per behaviour: all weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. The gradient
 with respect to the copies is what PCGrad needs, from one forward and one backward pass.
 """
@@ -32,7 +34,7 @@ from torch import Tensor, nn
 
 from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NODE, Actions, Task
-from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, TOTAL
+from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
 
@@ -64,6 +66,7 @@ class Tables:
     n_edges: Tensor  # [T]
     n_nodes: Tensor  # [T]
     degree: Tensor  # [T, M] candidate edges out of every node, at least 1
+    n_rows: int  # of the node table: of the task with most edges and nodes
 
     @staticmethod
     def of(tasks: list[Task], device: torch.device | str = "cpu") -> Tables:
@@ -75,7 +78,14 @@ class Tables:
             parent[i, : task.K] = task.features.parent
             degree[i, : task.M] = np.bincount(task.features.parent)
         arrays = (edges, nodes, parent, np.array([t.K for t in tasks]), np.array([t.M for t in tasks]), degree)
-        return Tables(*(torch.from_numpy(a).to(device) for a in arrays))
+        return Tables(*(torch.from_numpy(a).to(device) for a in arrays), n_rows=max(t.K + t.M for t in tasks))
+
+    def after_look(self, task: Tensor, looks: Tensor) -> Tables:
+        """One table for each state of `task` [n], with the scores that it saw last, `looks` [n, K, 3]."""
+        edges, nodes, parent = self.edges[task], self.nodes[task], self.parent[task]
+        edges[..., SCORE], edges[..., RANK] = looks[..., 0], looks[..., 1]
+        nodes[..., TOTAL] = totals(looks[..., 2], parent, nodes.shape[1])
+        return Tables(edges, nodes, parent, self.n_edges[task], self.n_nodes[task], self.degree[task], self.n_rows)
 
     # what the embeddings are computed from, row by row
 
@@ -95,7 +105,7 @@ class Tables:
     def node_inputs(self) -> Tensor:
         """[T, R, 8]"""
         ends = self._node_sizes.cumsum(1)
-        row = torch.arange(int(ends[:, -1].max()), device=ends.device).expand(len(ends), -1).contiguous()
+        row = torch.arange(self.n_rows, device=ends.device).expand(len(ends), -1).contiguous()
         node = torch.searchsorted(ends, row, right=True).clamp_max(ends.shape[1] - 1)
         fraction = (row - self.node_start.gather(1, node)) / self.degree.gather(1, node)
         of_node = self.nodes.gather(1, node[..., None].expand(-1, -1, N_NODE))
@@ -140,12 +150,42 @@ class States:
     task: Tensor  # [n] int64
     mask: Tensor  # [n, K] bool, False beyond the task's own edges
     globals: Tensor  # [n, 6]
+    looks: Tensor | None = None  # [n, K, 3] what was seen at the last look
+
+    @staticmethod
+    def of(task: np.ndarray, mask: np.ndarray, values: np.ndarray, scores: np.ndarray, device: torch.device | str) -> States:
+        """From an environment's arrays; `scores` [n, K], or [n, 0] if it does not look again."""
+        there = [torch.from_numpy(x.copy()).to(device) for x in (task, mask, values, scores)]
+        return States(*there[:3], look(there[3]) if scores.shape[1] else None)
 
     def __len__(self) -> int:
         return len(self.task)
 
     def __getitem__(self, index: Tensor | slice) -> States:
-        return States(self.task[index], self.mask[index], self.globals[index])
+        return States(*(None if x is None else x[index] for x in self._parts()))  # type: ignore[arg-type]
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        return self.task, self.mask, self.globals, self.looks
+
+    def clone(self) -> States:
+        return States(*(None if x is None else x.clone() for x in self._parts()))  # type: ignore[arg-type]
+
+    def copy_(self, other: States) -> None:
+        for mine, theirs in zip(self._parts(), other._parts(), strict=True):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+
+    @staticmethod
+    def cat(many: list[States]) -> States:
+        parts = zip(*(states._parts() for states in many), strict=True)
+        return States(*(None if xs[0] is None else torch.cat(xs) for xs in parts))  # type: ignore[arg-type]
+
+    def own_tables(self, tables: Tables) -> tuple[Tables, States]:
+        """The tables as these states see them: their behaviours', or after a look one for each state."""
+        if self.looks is None:
+            return tables, self
+        own = torch.arange(len(self), device=self.task.device)
+        return tables.after_look(self.task, self.looks), States(own, self.mask, self.globals)
 
 
 @dataclass(frozen=True)
@@ -316,6 +356,7 @@ class Policy(nn.Module):
     def _act(self, tables: Tables, states: States, noise: _Noise) -> tuple[Tensor, Tensor, Tensor]:
         """[n, 32] type, node and picks; log-probabilities; values. With `noise.recorded` there is no word between host and device: the loop
         is always the longest, and rows that are done with it look on."""
+        tables, states = states.own_tables(tables)
         trunk = _Trunk(self.weights(len(tables.edges)), tables)
         task, n = states.task, len(states)
         mask, present = states.mask.clone(), states.globals.clone()
@@ -353,6 +394,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def value(self, tables: Tables, states: States) -> Tensor:
         """[n]"""
+        tables, states = states.own_tables(tables)
         trunk = _Trunk(self.weights(len(tables.edges)), tables)
         node_rows = tables.node_rows(states.task, tables.alive_of_node(states.task, states.mask))
         return trunk.value(trunk.context_of(states.task, states.mask, node_rows, states.globals))[0]
@@ -361,6 +403,7 @@ class Policy(nn.Module):
 
     def evaluate(self, tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Evaluation:
         """Log-probability, entropy and value of given actions: type [n], ordered picks [n, 30], node [n]."""
+        tables, states = states.own_tables(tables)
         T = len(tables.edges)
         layout = Layout.of(states.task.cpu().numpy(), kind.cpu().numpy(), np.arange(len(kind)), T, kind.device)
         found = replay(self.weights(T), tables, Record.of(tables, states, kind, edges, node), layout)
@@ -524,7 +567,7 @@ class _ActGraph:
 
     def __init__(self, policy: Policy, tables: Tables, states: States) -> None:
         self.tables = tables
-        self.states = States(states.task.clone(), states.mask.clone(), states.globals.clone())
+        self.states = states.clone()
         width = max(states.mask.shape[1], tables.nodes.shape[1], len(ACTION_TYPES))
         self.noise = torch.zeros(MAX_PICKS + 2, len(states), width, device=states.mask.device)
         aside = torch.cuda.Stream()
@@ -537,9 +580,7 @@ class _ActGraph:
             self.result = policy._act(tables, self.states, _Noise(recorded=self.noise))
 
     def __call__(self, states: States, generator: torch.Generator | None, greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
-        self.states.task.copy_(states.task)
-        self.states.mask.copy_(states.mask)
-        self.states.globals.copy_(states.globals)
+        self.states.copy_(states)
         if greedy:
             self.noise.zero_()
         else:

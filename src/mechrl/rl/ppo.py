@@ -34,7 +34,7 @@ from mechrl.rl.env import Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
-_ENV = ("task", "mask", "f", "f_before", "best", "step_count", "episode")  # an environment's state
+_ENV = ("task", "mask", "f", "f_before", "best", "step_count", "episode", "scores", "looked")  # an environment's state
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,8 @@ class Trainer:
         """All ranks' environments [n / world, ...] as one array [n, ...]."""
         if self.group is None:
             return mine.copy()
+        if not mine.size:
+            return np.zeros((self.world * len(mine), *mine.shape[1:]), mine.dtype)
         device = "cpu" if dist.get_backend(self.group) == "gloo" else self.device
         sent = torch.from_numpy(np.frombuffer(bytearray(mine.tobytes()), np.uint8)).to(device)
         received = torch.empty(self.world * len(sent), dtype=torch.uint8, device=device)
@@ -148,8 +150,8 @@ class Trainer:
         return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
 
     def _states(self) -> States:
-        arrays = (self.env.task, self.env.mask, self.env.globals())
-        return States(*(torch.from_numpy(self._gather(x)).to(self.device) for x in arrays))
+        arrays = (self.env.task, self.env.mask, self.env.globals(), self.env.scores)
+        return States.of(*(self._gather(x) for x in arrays), device=self.device)
 
     def _collect(self) -> tuple[Rollout, dict[str, Any]]:
         config, env = self.config, self.env
@@ -174,7 +176,7 @@ class Trainer:
         value = torch.stack([c.value for c in choices]).double().cpu().numpy()
         reward, f, edges, done = self._gather(np.stack(outcomes, 1)).transpose(2, 1, 0)  # each [steps, envs]
         advantage = gae(reward, value, done, last_value, config.gamma, config.gae_lambda)
-        together = States(*(torch.cat([getattr(s, name) for s in states]) for name in ("task", "mask", "globals")))
+        together = States.cat(states)
         task = together.task.cpu().numpy()
         white = whiten(advantage, task.reshape(advantage.shape))
 
@@ -223,7 +225,7 @@ class Trainer:
         batches: list[np.ndarray] = []
         for _ in range(config.epochs):
             batches += np.split(self.rng.permutation(len(rollout.kind)), config.minibatches)
-        layouts = [Layout.of(rollout.task, rollout.kind, rows, T, self.device) for rows in batches]
+        layouts = [self._layout(rollout, rows) for rows in batches]
         order = torch.from_numpy(np.stack([orders(T, self.rng) for _ in batches])).to(self.device)
         sums = torch.zeros(6, device=self.device)
         for i, layout in enumerate(layouts):
@@ -242,15 +244,31 @@ class Trainer:
 
     def _gradients(self, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
         """[T, P] one gradient per behaviour, weighted by its share of the minibatch, and the means of what is reported [5]."""
-        weights = {name: w.detach().requires_grad_() for name, w in self.policy.weights(len(self.tasks)).items()}
-        loss, scalars = self._loss(weights, rollout, layout)
+        states, tables = rollout.record.states, self.tables
+        if states.looks is not None:
+            rows = layout.row[:, 0]
+            tables = tables.after_look(states.task[rows], states.looks[rows])
+        weights = {name: w.detach().requires_grad_() for name, w in self.policy.weights(len(tables.edges)).items()}
+        loss, scalars = self._loss(weights, tables, rollout, layout)
         parts = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        flat = [torch.zeros_like(w) if g is None else g for w, g in zip(weights.values(), parts, strict=True)]
-        return torch.cat([g.flatten(1) for g in flat], 1), scalars
+        flat = torch.cat(
+            [(torch.zeros_like(w) if g is None else g).flatten(1) for w, g in zip(weights.values(), parts, strict=True)], 1
+        )
+        if states.looks is not None:
+            flat = flat.new_zeros(len(self.tasks), flat.shape[1]).index_add_(0, states.task[rows], flat)
+        return flat, scalars
 
-    def _loss(self, weights: Weights, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _layout(self, rollout: Rollout, rows: np.ndarray) -> Layout:
+        """By behaviour; after a look every sample is a group of its own, since its tables are."""
+        if rollout.record.states.looks is None:
+            return Layout.of(rollout.task, rollout.kind, rows, len(self.tasks), self.device)
+        group = np.zeros_like(rollout.task)
+        group[rows] = np.arange(len(rows))
+        return Layout.of(group, rollout.kind, rows, len(rows), self.device)
+
+    def _loss(self, weights: Weights, tables: Tables, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
         config = self.config
-        now = replay(weights, self.tables, rollout.record, layout)
+        now = replay(weights, tables, rollout.record, layout)
         sample = layout.row[:, : layout.n_samples]
         advantage = rollout.advantage[sample]
         log_ratio = now.log_prob - torch.where(layout.real > 0, rollout.log_prob[sample], now.log_prob.detach())

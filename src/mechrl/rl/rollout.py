@@ -81,7 +81,7 @@ def rollouts(
     running = np.ones(n + 1, dtype=bool)
     length = np.zeros(n + 1, dtype=np.int64)
     while running.any():
-        states = States(*(torch.from_numpy(x.copy()).to(device) for x in (env.task, env.mask, env.globals())))
+        states = States.of(env.task, env.mask, env.globals(), env.scores, device)
         actions = _decide(policy, tables, states, n, generator)
         actions.type[~running] = STOP  # an episode that has ended stays as it is
         before = env.mask.copy()
@@ -111,8 +111,11 @@ def _decide(policy: Policy, tables: Tables, states: States, n: int, generator: t
 
 
 def _cut(gone: np.ndarray, picks: np.ndarray) -> list[int]:
-    """The candidates that an action cut: picks in their order, those of a component in edge order."""
-    return [int(p) for p in picks if gone[p]] if len(picks) else np.flatnonzero(gone).tolist()
+    """The candidates that an action cut: picks in their order, then those of a component, or which died with it, in edge order."""
+    picked = [int(p) for p in picks if gone[p]]
+    gone = gone.copy()
+    gone[picked] = False
+    return picked + np.flatnonzero(gone).tolist()
 
 
 def best_step(episode: Episode, tau: float, rule: Rule) -> int:

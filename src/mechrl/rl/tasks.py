@@ -2,7 +2,8 @@
 
 The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric), the K edges
 of highest |score|. `union` adds the K best by KL: on some models the metric's best edges alone do not reach a useful ceiling.
-The features carry the metric's score either way.
+The features carry the metric's score either way. With `spare` the lowest candidates are left out again, as many as f can spare: what
+attribution can tell without doubt need not cost the agent its steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from mechrl import attribution, gate
 from mechrl.behaviours import DISCOVERY_SEED, Behaviour, behaviours, get_behaviour
@@ -32,12 +35,15 @@ class TaskSettings:
     k: int = 3000  # candidates by each score
     prefilter: Prefilter = "metric"
     half: bool = False  # rollouts in half precision, see `Engine`; scores are exact either way
+    spare: float = 0.0  # how far below that of k candidates f may be with fewer of them
 
     def __post_init__(self) -> None:
         if self.prefilter not in get_args(Prefilter):
             raise MechRLError(f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}")
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
+        if not 0 <= self.spare < 1:
+            raise MechRLError(f"spare must lie between 0 and 1, not be {self.spare:g}")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,7 +61,27 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
     engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
-    return make_task(behaviour.name, engine, candidate_set(scores, settings.k), scores[0], reward)
+    return make_task(behaviour.name, engine, candidates_of(engine, scores, settings.k, settings.spare), scores[0], reward)
+
+
+def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float) -> np.ndarray:
+    """The `k` best edges by each score, or with `spare` the fewest, by bisection, whose f is at most that much lower."""
+    best = candidate_set(scores, k)
+    if not spare:
+        return best
+
+    def f(candidates: np.ndarray) -> float:
+        return float(engine.faithfulness(np.ones((1, len(candidates)), dtype=bool), candidates)[0])
+
+    least, low, high = f(best) - spare, 1, min(k, engine.graph.n_edges)
+    while high > 1.05 * low + 1:
+        middle = round((low * high) ** 0.5)
+        fewer = candidate_set(scores, middle)
+        if f(fewer) >= least:
+            high, best = middle, fewer
+        else:
+            low = middle
+    return best
 
 
 def choose_behaviours(names: str) -> list[Behaviour]:
