@@ -132,12 +132,13 @@ def test_out_of_time_is_not_an_error(model: str, policy: Path, tmp_path: Path, c
     assert Circuit.load(straight / "circuit.json").to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
 
 
-def test_from_scratch_ignores_the_policys_weights(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+def test_from_scratch_takes_all_of_a_policy_but_its_weights(model: str, policy: Path, tmp_path: Path, capsys) -> None:
     arguments = dict(model=model, behaviour="ioi", policy=policy, iterations=1, rollouts=1, **SMALL)
     for name, scratch in (("warm", False), ("scratch", True)):
         adapt_command(**arguments, out=tmp_path / name, from_scratch=scratch)
     warm, scratch = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("warm", "scratch"))
-    assert warm["policy"]["width"] == 16 and scratch["policy"]["width"] == 128
+    assert warm["policy"] == scratch["policy"] and scratch["policy"]["width"] == 16
+    assert warm["task"] == scratch["task"] and warm["reward"] == scratch["reward"]
     assert warm["init_from"] and scratch["init_from"] is None
     assert not warm["ppo"]["deconflict"] and warm["command"].startswith("mechrl")
     assert Circuit.load(tmp_path / "scratch" / "circuit.json").method == "policy-from-scratch"
@@ -154,6 +155,23 @@ def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: 
     discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
     assert "last masks" in said and str(tmp_path) in said
+
+
+def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(model: str, tmp_path: Path, capsys) -> None:
+    ours = dict(spare=0.1, look_again=0.8, best_so_far=True, give_up=0.5, prior=5.0, max_steps=6)
+    train_command(model, "ioi", tmp_path / "policy", iterations=1, width=16, **SMALL, **ours)
+    trained = json.loads((tmp_path / "policy" / "run.json").read_text())
+    assert (trained["task"]["spare"], trained["reward"]["look_again"], trained["policy"]["prior"]) == (0.1, 0.8, 5.0)
+    common = dict(behaviour="ioi", model=model, policy=tmp_path / "policy", rollouts=1, pairs=4, force=True, device="cpu")
+    discover_command(**common, out=tmp_path / "found")
+    discover_command(**common, out=tmp_path / "last", best_along_episode=False)
+    along, last = (Circuit.load(tmp_path / name / "circuit.json").settings for name in ("found", "last"))
+    assert along["best_along_episode"] and not last["best_along_episode"] and along["spare"] == 0.1
+    assert along["candidates"] == trained["tasks"][0]["K"] <= 40
+    for name, scratch in (("warm", False), ("scratch", True)):
+        adapt_command(**common, iterations=1, transitions=16, envs=4, from_scratch=scratch, out=tmp_path / name)
+        adapted = json.loads((tmp_path / name / "run.json").read_text())
+        assert all(adapted[key] == trained[key] for key in ("task", "reward", "policy"))
 
 
 def test_the_policy_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -187,6 +205,8 @@ def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
         ({"behaviours": "held-out", "force": False}, "exhibits none"),
         ({"transitions": 30}, "do not divide evenly"),
         ({"prefilter": "best"}, "unknown prefilter"),
+        ({"spare": 1.5}, "spare must lie"),
+        ({"look_again": 1.0}, "below 1"),
         ({"init_from": Path("no-such-folder")}, "config.json is missing"),
         ({"resume": True}, "start without --resume"),
     ],

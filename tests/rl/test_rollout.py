@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,7 @@ def test_a_circuit_adds_up(model):
     again = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1))
     assert again.to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
 
+    assert not circuit.settings["best_along_episode"]
     along = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1, best_along_episode=True))
     assert along.passes == circuit.passes  # every mask was measured anyway
     assert along.faithfulness >= min(0.5, circuit.faithfulness)
@@ -124,6 +126,18 @@ def test_a_circuit_adds_up(model):
         assert along.settings["last_masks"][name] == getattr(circuit, name)
     if circuit.faithfulness >= 0.5:
         assert along.edges <= circuit.edges
+
+
+def test_none_is_as_the_policy_was_trained(model):
+    """Paid for the best so far, it is read along its episodes; and without a target, its own is asked for."""
+    behaviour, settings = get_behaviour("ioi"), TaskSettings(pairs=4, k=60)
+    reward = replace(REWARD, best_so_far=True, margin=0.2)
+    find = dict(model=model, behaviour=behaviour, policy=agent(), settings=settings, reward=reward)
+    circuit = discover(**find, deployment=Deployment(tau=None, rollouts=2))
+    assert circuit.tau == circuit.settings["tau"] == circuit.settings["agent_tau"] == reward.tau(circuit.settings["ceiling"])
+    assert circuit.settings["best_along_episode"] is True
+    again = discover(**find, deployment=Deployment(tau=circuit.tau, rollouts=2, best_along_episode=True))
+    assert again.to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
 
 
 def test_validation_pairs_judge_if_asked(model):

@@ -24,7 +24,12 @@ Rule = Annotated[
 ]
 Judge = Annotated[str, typer.Option(help="The pairs by whose f the rule chooses: `discovery` or `validation`.")]
 Along = Annotated[
-    bool, typer.Option("--best-along-episode", help="Choose among all masks along the episodes, not their last ones alone.")
+    bool | None,
+    typer.Option(
+        "--best-along-episode/--last-masks",
+        help="Choose among all masks along the episodes, or their last ones alone. [default: all if trained with --best-so-far]",
+        show_default=False,
+    ),
 ]
 K = Annotated[
     int | None, typer.Option("--k", min=1, help="Candidate edges by each score. [default: as in training]", show_default=False)
@@ -48,6 +53,9 @@ def train_command(
     envs: options.Envs = 32,
     k: Annotated[int, typer.Option("--k", min=1, help="Candidate edges by each score.")] = 3000,
     prefilter: options.Prefilter = "metric",
+    spare: Annotated[
+        float, typer.Option(min=0, help="Take the fewest candidates whose f is at most this much lower than that of all; 0: all.")
+    ] = 0.0,
     pairs: options.Pairs = 20,
     margin: options.Margin = 0.0,
     best_so_far: Annotated[
@@ -58,6 +66,13 @@ def train_command(
     ] = None,
     log_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the size's reward that goes by log k: small circuits count for more.")
+    ] = 0.0,
+    look_again: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Score the edges anew, at the circuit itself, whenever it has shrunk to this part of what it was; below 1, 0: never.",
+        ),
     ] = 0.0,
     prior: Annotated[
         float, typer.Option(min=0, help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.")
@@ -107,8 +122,17 @@ def train_command(
         gamma=gamma,
         seed=seed,
     )
-    settings = TaskSettings(pairs, k, prefilter, half)  # type: ignore[arg-type]  # checked there, with a message for people
-    reward = RewardSettings(margin=margin, max_steps=max_steps, best_so_far=best_so_far, give_up=give_up, log_share=log_share)
+    settings = TaskSettings(pairs, k, prefilter, half, spare)  # type: ignore[arg-type]  # checked there, with a message for people
+    if not 0 <= look_again < 1:
+        raise MechRLError(f"--look-again takes a number from 0 to below 1, not {look_again:g}")
+    reward = RewardSettings(
+        margin=margin,
+        max_steps=max_steps,
+        best_so_far=best_so_far,
+        give_up=give_up,
+        log_share=log_share,
+        look_again=look_again,
+    )
     torch.manual_seed(seed)
     fresh = PolicyConfig(width)
     if prior:  # an agent that has an idea of what to cut need not begin edge by edge
@@ -148,7 +172,7 @@ def discover_command(
     rollouts: options.Rollouts = 16,
     rule: Rule = "smallest",
     judge: Judge = "discovery",
-    best_along_episode: Along = False,
+    best_along_episode: Along = None,
     pairs: options.Pairs = 20,
     k: K = None,
     prefilter: Prefilter = None,
@@ -200,14 +224,16 @@ def adapt_command(
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Of training. [default: 80, from scratch 200]", show_default=False)
     ] = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="The control: start from an untrained policy.")] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="The control: start from an untrained policy of the same width and prior.")
+    ] = False,
     transitions: options.Transitions = 512,
     envs: options.Envs = 32,
     tau: options.Tau = 0.9,
     rollouts: options.Rollouts = 16,
     rule: Rule = "smallest",
     judge: Judge = "discovery",
-    best_along_episode: Along = False,
+    best_along_episode: Along = None,
     pairs: options.Pairs = 20,
     k: K = None,
     prefilter: Prefilter = None,
@@ -232,9 +258,12 @@ def adapt_command(
     - `mechrl adapt acronyms --model smollm2 --from-scratch --out runs/acronyms-scratch`
     """
     began = time.perf_counter()
+    import torch
+
     from mechrl import gate
     from mechrl.behaviours import get_behaviour
     from mechrl.models import load_model
+    from mechrl.rl.policy import Policy
     from mechrl.rl.ppo import PPOConfig, Trainer
     from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
     from mechrl.rl.tasks import task_of
@@ -243,8 +272,11 @@ def adapt_command(
     deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed)  # type: ignore[arg-type]  # checked there
     config = PPOConfig(iterations or (200 if from_scratch else 80), transitions, envs, deconflict=False, seed=seed)
     chosen = get_behaviour(behaviour)
-    folder = policy or shipped_policy(model)  # from scratch, its candidate sets and episodes alone are taken over
-    start = None if from_scratch else load_policy(folder)
+    folder = policy or shipped_policy(model)
+    start = load_policy(folder)
+    if from_scratch:  # all but the weights is the policy's: what it was before training, its candidates, its episodes
+        torch.manual_seed(seed)
+        start = Policy(start.config)
     settings, reward = _settings(folder, pairs, k, prefilter, half)
     _check_out(out, resume)
     with working(f"loading {model}"):

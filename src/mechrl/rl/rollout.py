@@ -3,7 +3,8 @@
 Sampled episodes and one greedy one run side by side; each is a candidate, and a rule chooses among them. Default: the smallest
 circuit whose f reaches tau, else the most faithful one; `paper`: the most faithful one, whatever its size. The candidate of an
 episode is its last mask or, with `best_along_episode`, the best by that same rule of all that it passed through: all of them were
-measured on the way, and along an episode circuits only shrink. What is returned has its dead edges pruned.
+measured on the way, and along an episode circuits only shrink. An agent that was paid for the best so far cuts on beyond it, so
+its last mask means nothing: its episodes are read along unless told otherwise. What is returned has its dead edges pruned.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ SHIPPED = Path(__file__).parent / "policies"
 class Deployment:
     """What determines a deployment, besides the policy and the task."""
 
-    tau: float = 0.9
+    tau: float | None = 0.9  # None: the agent's own target for the behaviour, c − δ
     rollouts: int = 16  # sampled ones; the greedy one comes on top
     rule: Rule = "smallest"
     judge: Judge = "discovery"  # the pairs whose f the rule goes by
-    best_along_episode: bool = False
+    best_along_episode: bool | None = None  # None: as the policy was trained, yes with `best_so_far`
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (("rule", self.rule, get_args(Rule)), ("judge", self.judge, get_args(Judge))):
             if value not in known:
                 raise MechRLError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
-        if not 0 < self.tau < 1:
+        if self.tau is not None and not 0 < self.tau < 1:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
         if self.rollouts < 0:
             raise MechRLError("the number of rollouts cannot be negative")
@@ -167,9 +168,11 @@ def deploy(
 ) -> Circuit:
     """The same on a task that is ready. What its engine was charged so far is part of the circuit's cost."""
     began = time.perf_counter() if began is None else began
+    tau = task.tau if deployment.tau is None else deployment.tau
+    along = reward.best_so_far if deployment.best_along_episode is None else deployment.best_along_episode
     episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
     last = [len(e.f) - 1 for e in episodes]
-    steps = [best_step(e, deployment.tau, deployment.rule) for e in episodes] if deployment.best_along_episode else last
+    steps = [best_step(e, tau, deployment.rule) for e in episodes] if along else last
     validation = fresh(model, behaviour, VALIDATION_SEED) if deployment.judge == "validation" else None
 
     def pick(steps: list[int], charged: bool) -> tuple[int, float, float | None]:
@@ -181,7 +184,7 @@ def deploy(
             before = validation.passes
             judged = validation.faithfulness(masks, task.candidates).double().cpu().numpy()
             validation.passes = validation.passes if charged else before
-        i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), deployment.tau, deployment.rule)
+        i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
         return i, float(f[i]), None if validation is None else float(judged[i])
 
     def pruned(episode: Episode, step: int) -> np.ndarray:
@@ -194,10 +197,11 @@ def deploy(
     seconds = seconds_before + time.perf_counter() - began
 
     note = f"{'greedy' if chosen == deployment.rollouts else 'sampled'} rollout, step {steps[chosen]} of {last[chosen]}"
-    known: dict[str, Any] = asdict(deployment) | settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
+    known: dict[str, Any] = asdict(deployment) | {"tau": tau, "best_along_episode": along}
+    known |= settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
     known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": note}
     test = fresh(model, behaviour, TEST_SEED)
-    if deployment.best_along_episode:  # what the last masks alone would have given
+    if along:  # what the last masks alone would have given
         i, f_last, f_validation_last = pick(last, charged=False)
         mask = pruned(episodes[i], last[i])
         known["last_masks"] = {"edges": int(mask.sum()), "faithfulness": f_last, "faithfulness_validation": f_validation_last}
@@ -215,7 +219,7 @@ def deploy(
         behaviour=behaviour.name,
         method=method,
         settings=known | {"edges_before_pruning": int(episode.masks[step].sum())},
-        tau=deployment.tau,
+        tau=tau,
         seed=deployment.seed,
         pairs=task.engine.n_pairs,
         mask=mask,
