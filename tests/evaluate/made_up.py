@@ -27,13 +27,17 @@ def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> Gated:
 
 
 def made_up(
-    folder: Path, model: str = "gpt2", plan: Plan | None = None, without: tuple[str, ...] = (), fill: bool = True
+    folder: Path,
+    model: str = "gpt2",
+    plan: Plan | None = None,
+    without: tuple[str, ...] = (),
+    fill: bool = True,
+    agent: Agent = Agent("0123456789abcdef", 3000, "metric", {}),  # noqa: B008 (frozen)
 ) -> View:
     """With `fill`, every cell is done. Deterministic rows are exactly the paper's."""
     plan = plan or Plan(costly_seeds=(0, 1), budget=Budget())
     known = gated(model, without)
     chosen = choose(known, plan.only)
-    agent = Agent("0123456789abcdef", 3000, "metric", {})
     cells = cells_of(plan, known, chosen, agent)
     place = Place(folder, lambda hands, cell: {}, lambda place: None)
     training = {"trained_in": "smollm2", "trained_on": ["ioi", "docstring"], "passes": 614400.0}
@@ -59,6 +63,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
             "ceiling": 0.95,
             "ceiling_metric": paper.CEILING_METRIC.get(name, 0.95),
             "ceiling_kl": paper.CEILING_KL.get(name, 0.95),
+            "candidates": 3000,
             "greedy_sizes": list(GREEDY_GRID),
             "greedy_metric": greedy["ld"],
             "greedy_kl": greedy["kl"],
@@ -66,7 +71,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
             "seconds": 1.0,
             "device": "a device",
         }
-    sizes = {"policy": 500, "policy-adapted": 400, "policy-from-scratch": 800, "acdc": 200, "blockwise": 90}
+    sizes = {"policy": 500, "policy-greedy": 550, "policy-adapted": 400, "policy-from-scratch": 800, "acdc": 200, "blockwise": 90}
     edges, f, passes = (
         round(sizes.get(a["method"], 700) * rng.lognormvariate(0, 0.4)),
         0.9 + 0.08 * rng.random(),

@@ -49,6 +49,24 @@ def test_discordant_edges_and_their_cost_against_the_slow_way() -> None:
     assert result.to_json()["gain"] == result.f - result.f_top
 
 
+def test_chance_where_the_ranking_reaches_beyond_the_candidates() -> None:
+    """A small candidate set by two scores need not hold the |C| best by one of them."""
+    setting = planted_setting(planted_chain())
+    true = np.isin(setting.model.graph.edge_names, sorted(planted_chain().edges))
+    scores = setting.scores.copy()
+    scores[np.flatnonzero(~true)[:2]] = 2 * np.abs(scores).max()  # two edges that are no candidates come first
+    setting.__dict__["scores"] = scores
+    setting.__dict__["candidates"] = np.union1d(np.flatnonzero(true), np.flatnonzero(~true)[2:12])
+    result = beyond(circuit_of(setting, true), setting)
+    top = top_n(scores, result.edges)
+    assert (result.edges, result.candidates, result.discordant, top[setting.candidates].sum()) == (4, 14, 2, 2)
+    rng = np.random.default_rng(1)
+    draws = [rng.permutation(setting.candidates)[: result.edges] for _ in range(4000)]
+    discordant = np.array([(~top[draw]).sum() for draw in draws])
+    assert result.discordant_chance == pytest.approx((discordant / result.edges).mean(), abs=0.01)
+    assert result.p_value == pytest.approx((discordant <= result.discordant).mean(), abs=0.03)
+
+
 def test_curves() -> None:
     setting = planted_setting(planted_chain(), k=100)
     result = curves(setting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,32 @@ def test_cells_change_with_all_that_determines_them() -> None:
     assert cell("policy").name != cell("policy", half=True).name
     assert cell("greedy").name != cell("greedy", tau=0.8).name
     assert cell("greedy").name == cell("greedy", rollouts=3).name == cell("greedy", half=True).name
+
+
+def test_a_policy_paid_for_the_best_so_far_is_read_along_its_episodes() -> None:
+    """The paper's last masks mean nothing then: its tables have the smallest circuit that reaches the agent's own target."""
+    ours = Agent("1", 300, "union", {"best_so_far": True})
+    papers, own = (
+        circuit_cell(MODEL, "ioi", "policy", "paper", 0, Budget(), agent).arguments["deployment"] for agent in (AGENT, ours)
+    )
+    assert papers | {"rule": "paper", "best_along_episode": False, "tau": 0.9} == papers
+    assert own | {"rule": "smallest", "best_along_episode": True, "tau": None} == own
+    for target in compare.TARGETS:
+        one, other = (circuit_cell(MODEL, "ioi", "policy", target, 0, Budget(), a).arguments["deployment"] for a in (AGENT, ours))
+        assert one == other and one["tau"] == 0.9 and one["best_along_episode"]
+
+
+def test_candidate_sets_that_spare_nothing_are_not_spoken_of() -> None:
+    """Cells of earlier versions, which knew no `spare`, keep their names."""
+    assert cell("policy").arguments["setting"] == {"pairs": 20, "k": 300, "prefilter": "metric"}
+    fewer = circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), replace(AGENT, spare=0.01))
+    assert fewer.arguments["setting"]["spare"] == 0.01 and fewer.name != cell("policy").name
+
+
+def test_one_greedy_rollout_is_a_method() -> None:
+    greedy, sampled = cell("policy-greedy").arguments, cell("policy").arguments
+    assert greedy["deployment"]["rollouts"] == 0 and sampled["deployment"]["rollouts"] == 16
+    assert greedy["policy"] == sampled["policy"] and "policy-greedy" in compare.DEFAULT_METHODS
 
 
 def test_deployments_of_one_adapted_policy_share_its_training() -> None:

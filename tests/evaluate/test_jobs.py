@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from mechrl.behaviours import get_behaviour
+from mechrl.circuit import Circuit
 from mechrl.evaluate import jobs, work
 from mechrl.evaluate.compare import Agent, Budget, circuit_cell, read_agent
+from mechrl.evaluate.setting import Setting
 from mechrl.evaluate.work import Cell, Place, Stopped
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
+from mechrl.rl.rollout import trained_with
+from mechrl.rl.tasks import task_of
 
 BUDGET = Budget(pairs=3, k=60, thresholds=(0.01,), rollouts=1, adapt_iterations=4, transitions=16, envs=4)
 MODEL = {"model": "toy", "checksum": "0"}
@@ -111,3 +116,23 @@ def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -
     assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result["passes"] > 16 * 3 / 20
     found = circuit_cell(MODEL, "acronyms", "policy", "paper", 0, BUDGET, agent)
     assert jobs.do(hands(tmp_path, mine.place.scratch(cell)), found)["f"] > 0.5
+
+
+def test_cells_have_the_candidates_and_the_target_of_training(tmp_path: Path, policy: Path) -> None:
+    reward = {"max_steps": 5, "best_so_far": True, "look_again": 0.8, "margin": 0.1}
+    known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 200, "spare": 0.05}, "reward": reward, "width": 8}
+    training = Cell("train", MODEL | known | {"ppo": {"iterations": 1, "transitions": 16, "envs": 4}}, alone="policy")
+    folder = hands(tmp_path, policy).place.scratch(training)
+    jobs.do(hands(tmp_path, policy), training)
+    agent, mine = read_agent(folder), hands(tmp_path, folder)
+    assert agent.spare == 0.05 and agent.best_so_far and agent.reward == reward
+    row = jobs.do(mine, circuit_cell(MODEL, "acronyms", "policy-greedy", "paper", 0, BUDGET, agent, assess=True))
+    circuit = Circuit.load(tmp_path / row["circuit"])
+    setting = Setting.of(mine.model, get_behaviour("acronyms"), circuit)
+    assert circuit.settings["candidates"] == len(setting.candidates) == row["beyond"]["candidates"] < 200
+    settings, rewards = trained_with(folder)
+    task = task_of(mine.model, get_behaviour("acronyms"), settings, rewards)  # seed 0 picks the pairs of training
+    assert (task.candidates == setting.candidates).all()
+    assert circuit.tau == task.tau == pytest.approx(task.ceiling - 0.1) and circuit.settings["rollouts"] == 0
+    curves = jobs.do(mine, Cell("curves", MODEL | {"behaviour": "acronyms", "seed": 0} | agent.setting(3)))
+    assert curves["candidates"] == task.K and curves["ceiling"] == pytest.approx(task.ceiling, abs=1e-6)

@@ -16,12 +16,15 @@ from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.evaluate import paper
 from mechrl.evaluate.beyond import GREEDY_GRID
+from mechrl.evaluate.compare import Agent
 from mechrl.evaluate.paper_tables import all_tables
 from mechrl.evaluate.reproduce import QUICK, Agreement, Plan, acdc_best, agreements, choose, greedy_best, spread
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.write import write_report
 from mechrl.report.tables import Table
 from tests.evaluate.made_up import gated, made_up
+
+OF_THE_POLICY = ("table-3-", "table-4-", "table-5-", "table-6-")
 
 
 def by_name(tables: list[Table]) -> dict[str, list[dict]]:
@@ -66,6 +69,28 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
     results = view.results(view.cells.matched, "test", "ioi", "blockwise")
     (row,) = [r for r in rows["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "Blockwise search")]
     assert row["edges"] == vars(Spread.of(r["edges_pruned"] for r in results)) and len(results) == 3
+
+
+def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_path: Path) -> None:
+    plan = Plan(seeds=(0,), only=QUICK.only)
+    paid_for_the_best = Agent("0", 3000, "union", {"best_so_far": True, "margin": 0.07}, 0.01)
+    for name, agent, rule in (
+        ("papers", Agent("0", 3000, "metric", {}), "as in the paper, the most faithful of the last masks"),
+        (
+            "ours",
+            paid_for_the_best,
+            "not chosen as in the paper: the smallest along 16 sampled rollouts and a greedy one with f ≥ c − 0.07",
+        ),
+    ):
+        view = made_up(tmp_path / name, plan=plan, agent=agent)
+        texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
+        assert [key for key, text in texts.items() if rule in text] == [key for key in texts if key[:8] in OF_THE_POLICY]
+        assert ("at most 0.01 lower" in texts["table-2-behaviours"]) == (agent.spare > 0)
+        greedy = [row for row in by_name(all_tables(view))["table-8-matched-discovery"] if "one greedy rollout" in row["method"]]
+        assert [row["behaviour"] for row in greedy] == list(QUICK.only)
+        write_report(view, tmp_path / name)
+        plane = json.loads((tmp_path / name / "figures" / "figure-4-cost.json").read_text())["data"]["plane"]
+        assert len(plane["Policy, one greedy rollout"]) == 2
 
 
 def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:

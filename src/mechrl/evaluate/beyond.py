@@ -3,8 +3,9 @@
 ceiling      f of the K best edges by attribution, against K
 gain         f of the circuit C less f of the |C| best edges by attribution, on discovery pairs and on fresh ones. The |C| best
              edges lose some to pruning; `gain_pruned` gives the ranking as many edges *after* pruning
-discordant   edges of C outside the |C| best. A random |C| of the K candidates would hold 1 − |C| / K of them. What deleting
-             them costs stands beside what deleting as many random edges of C costs
+discordant   edges of C outside the |C| best. A random |C| of the K candidates would hold a share 1 − b / K of them, where b
+             candidates are among the |C| best: all |C| unless K is small. What deleting them costs stands beside what deleting
+             as many random edges of C costs. K is the behaviour's own number of candidates
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def beyond(circuit: Circuit, setting: Setting, n_random: int = N_RANDOM, seed: i
     four = np.stack([mask, top, best_with_pruned_size(setting, setting.scores, size), mask & ~discordant])
     f, f_top, f_top_pruned, f_without, *f_random = f_of(setting.engine, np.concatenate([four, without]))
     test = f_of(setting.test, four)
-    # candidates outside the top |C|; a circuit with edges from elsewhere has no chance level of its own: all edges then count
-    population = K if np.isin(kept, setting.candidates).all() and size <= K else setting.model.graph.n_edges
+    # a circuit with edges from elsewhere is no draw from the candidates: all edges then count
+    ours = np.isin(kept, setting.candidates).all()
+    population, inside = (K, int(top[setting.candidates].sum())) if ours else (setting.model.graph.n_edges, size)
     return Beyond(
         edges=size,
         candidates=K,
@@ -96,9 +98,9 @@ def beyond(circuit: Circuit, setting: Setting, n_random: int = N_RANDOM, seed: i
         f_top_pruned_test=float(test[2]),
         discordant=n,
         discordant_share=n / size if size else 0.0,
-        discordant_chance=1 - size / population,
+        discordant_chance=1 - inside / population,
         # no more than n of `size` draws from outside the top: at least size − n from inside
-        p_value=hypergeometric_at_least(size - n, population, size, size),
+        p_value=hypergeometric_at_least(size - n, population, inside, size),
         cost=float(f - f_without),
         cost_test=float(test[0] - test[3]),
         cost_random=Spread.of(f - x for x in f_random),

@@ -2,7 +2,11 @@
 
 Two targets. `discovery`: f ≥ tau on the pairs that the method saw, as the paper compares. `test`: f ≥ tau on fresh pairs, as judged
 by validation pairs; f on test pairs, which judge nothing, is reported beside both. A policy chooses among all masks along its
-episodes; `paper`: among their last ones, the most faithful, whatever its size.
+episodes.
+
+`paper`, for the tables of the paper: the most faithful of the episodes' last masks, whatever its size. A policy that was paid for the
+best so far cuts on beyond it, so that its last masks mean nothing, and the most faithful along an episode is where it began: of such a
+policy the smallest circuit with f ≥ τ_i = c_i − δ, the target that it was trained for.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "edge-pruning": {"method": "edge-pruning", "prefilter": "union"},
     "blockwise": {"method": "blockwise", "prefilter": "union"},
 }
-POLICIES = ("policy", "policy-adapted", "policy-from-scratch")
+POLICIES = ("policy", "policy-greedy", "policy-adapted", "policy-from-scratch")
 METHODS = (*SEARCHES, *POLICIES)
-DEFAULT_METHODS = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise", "policy", "policy-adapted")
+DEFAULT_METHODS = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise", "policy", "policy-greedy", "policy-adapted")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,15 @@ class Agent:
     k: int
     prefilter: str
     reward: dict[str, Any]  # what differs from the paper's
+    spare: float = 0.0
+
+    @property
+    def best_so_far(self) -> bool:
+        return self.reward.get("best_so_far", False)
+
+    def setting(self, pairs: int) -> dict[str, Any]:
+        """Of its candidate sets, as cells have it."""
+        return {"pairs": pairs, "k": self.k, "prefilter": self.prefilter} | ({"spare": self.spare} if self.spare else {})
 
 
 def circuit_cell(
@@ -81,21 +94,19 @@ def circuit_cell(
         return Cell("circuit", arguments | {"search": known | search})
     if agent is None:
         raise MechRLError(f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy")
-    iterations = {"policy": None, "policy-adapted": budget.adapt_iterations, "policy-from-scratch": budget.scratch_iterations}[
-        method
-    ]
+    iterations = {"policy-adapted": budget.adapt_iterations, "policy-from-scratch": budget.scratch_iterations}.get(method)
     ppo = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs} if iterations else None
     trained = {
-        "setting": {"pairs": budget.pairs, "k": agent.k, "prefilter": agent.prefilter},
+        "setting": agent.setting(budget.pairs),
         "policy": {"checksum": agent.checksum, "reward": agent.reward, "half": budget.half, "ppo": ppo},
     }
-    paper = target == "paper"
+    paper, last_masks = target == "paper", target == "paper" and not agent.best_so_far
     deployment = {
-        "tau": budget.tau,
-        "rollouts": budget.rollouts,
-        "rule": "paper" if paper else "smallest",
+        "tau": None if paper and agent.best_so_far else budget.tau,
+        "rollouts": 0 if method == "policy-greedy" else budget.rollouts,
+        "rule": "paper" if last_masks else "smallest",
         "judge": "validation" if target == "test" else "discovery",
-        "best_along_episode": not paper,
+        "best_along_episode": not last_masks,
     }
     # deployments of one adapted policy share its training: they differ in nothing that the training depends on
     shared = Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name if ppo else ""
@@ -114,7 +125,7 @@ def read_agent(folder: Path) -> Agent:
     settings, reward = trained_with(folder)
     # only what is not as always: a setting that comes with a later version must not make other cells of these
     own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
-    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, own)
+    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, own, settings.spare)
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------

@@ -93,10 +93,10 @@ def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:
     return {"prompt": pairs.texts[0][0], "answer": answers[0].strip() + (" …" if len(answers) > 1 else "")}
 
 
-def _curves(hands: Hands, cell: Cell, behaviour: str, seed: int, pairs: int, k: int, prefilter: str) -> dict[str, Any]:
+def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[str, Any]:
     began = time.perf_counter()
-    setting = Setting.make(hands.model, get_behaviour(behaviour), pairs, seed, k, prefilter)
-    return curves(setting).to_json() | {"seconds": time.perf_counter() - began}
+    here = Setting.make(hands.model, get_behaviour(behaviour), **setting)
+    return curves(here).to_json() | {"seconds": time.perf_counter() - began}
 
 
 # ---- policies -------------------------------------------------------------------------------------------------------
@@ -141,7 +141,8 @@ def _by_policy(
     began = time.perf_counter()
     model, behaviour = hands.model, setting.behaviour
     reward, half = RewardSettings(**policy["reward"]), policy["half"]
-    settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter, half)  # type: ignore[arg-type]  # checked there
+    by: Any = setting.prefilter  # checked there
+    settings = TaskSettings(len(setting.pairs), setting.k, by, half, setting.spare)
     task = _task(setting, reward, half)
     folder = Path(hands.place.context["policy"])
     agent = load_policy(folder)

@@ -32,8 +32,20 @@ def _candidates(view: View) -> str:
     k = min(view.plan.budget.k, view.gated.graph["edges"])
     return (
         f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
-        f"own metric and by KL, doubled until these reach τ together; the policy among {view.agent.k:,}, prefilter "
-        f"“{view.agent.prefilter}”, which is as it was trained and may fall short of τ."
+        f"own metric and by KL, doubled until these reach τ together; the policy among {view.candidates}: as it was trained, which may "
+        "fall short of τ."
+    )
+
+
+def _rule(view: View) -> str:
+    """How the policy's circuits are chosen in the tables of the paper."""
+    rollouts = f"{view.plan.budget.rollouts} sampled rollouts and a greedy one"
+    if not view.agent.best_so_far:
+        return f"The policy's circuit is, as in the paper, the most faithful of the last masks of {rollouts}, whatever its size."
+    margin = view.agent.reward.get("margin", 0.0)
+    return (
+        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, the target of its "
+        "training. It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
     )
 
 
@@ -69,8 +81,8 @@ def features(view: View) -> Table:
     return Table(
         "table-1-features",
         "Table 1 · State features",
-        f"What the policy sees, normalised within each behaviour: K edges (here the {view.agent.k:,} best, prefilter "
-        f"“{view.agent.prefilter}”), their parents, and six scalars. Nothing here was measured, so there is no spread.",
+        f"What the policy sees, normalised within each behaviour: K edges (here {view.candidates}), their parents, and six scalars. "
+        "Nothing here was measured, so there is no spread.",
         (Column("group", text=True), Column("features", 0), Column("what they are", text=True)),
         rows,
         view.command,
@@ -87,7 +99,8 @@ def behaviours(view: View) -> Table:
         results = view.results(view.cells.curves, name)
         ceilings = [s.mean for s in (spread(view.results(view.cells.curves, v), "ceiling") for v in family) if s is not None]
         row: list[Value] = [name, "training" if name in view.chosen.trained else "held-out", example["prompt"], example["answer"]]
-        row += [behaviour.metric, verdict["accuracy"], spread(results, "kl_cut"), spread(results, "ceiling")]
+        row += [behaviour.metric, verdict["accuracy"], spread(results, "kl_cut")]
+        row += [spread(results, "candidates"), spread(results, "ceiling")]
         row += [f"{min(ceilings):.3f}–{max(ceilings):.3f}" if len(ceilings) > 1 else None, spread(results, "ceiling_kl")]
         row += [spread(results, "passes"), len(results)]
         if view.is_paper_model:
@@ -104,6 +117,7 @@ def behaviours(view: View) -> Table:
         Column("metric", text=True),
         Column("accuracy", 2),
         Column("KL_cut", 2),
+        Column("candidates K", 0),
         Column("ceiling c"),
         Column("c over variants", text=True),
         Column("c by KL"),
@@ -115,9 +129,9 @@ def behaviours(view: View) -> Table:
     return Table(
         "table-2-behaviours",
         "Table 2 · Behaviours and ceilings",
-        f"The ceiling c is f of the whole candidate set ({view.agent.k:,} best edges, prefilter “{view.agent.prefilter}”) on "
-        f"{view.plan.budget.pairs} discovery pairs; beside it the ceiling of as many best edges by KL attribution. Mean ± sd over "
-        f"{_seeds(len(view.plan.seeds))}; passes are those of both attributions and of all curves.",
+        f"The ceiling c is f of the whole candidate set ({view.candidates}) on {view.plan.budget.pairs} discovery pairs; beside it the "
+        f"ceiling of the {view.agent.k:,} best edges by KL attribution. Mean ± sd over {_seeds(len(view.plan.seeds))}; passes are those "
+        "of both attributions and of all curves.",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -185,10 +199,9 @@ def transfer(view: View) -> Table:
     return Table(
         "table-3-transfer",
         "Table 3 · Transfer to held-out behaviours",
-        f"A frozen policy (best of {b.rollouts} sampled rollouts and a greedy one, the most faithful last mask) and the same after "
-        f"{b.adapt_iterations} iterations on the behaviour. Necessity: f with the circuit ablated. Specificity: f of 20 random circuits "
-        "of the candidates, of the same size before and after pruning; near 0 is what one hopes for. "
-        f"{_over(view)}",
+        f"A frozen policy and the same after {b.adapt_iterations} iterations on the behaviour. {_rule(view)} "
+        "Necessity: f with the circuit ablated. Specificity: f of 20 random circuits of the candidates, of the same size before and after "
+        f"pruning; near 0 is what one hopes for. {_over(view)}",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -248,8 +261,7 @@ def per_behaviour(view: View) -> Table:
         f"f ≥ {tau:g} on {view.plan.budget.pairs} discovery pairs. ACDC: the smallest over thresholds "
         f"{', '.join(f'{t:g}' for t in view.plan.budget.thresholds)} that reaches it, else the most faithful. EAP-IG greedy: the smallest "
         "of the paper's sizes that reaches it, else the largest; it takes no passes beyond the attribution's. Policy: frozen on training "
-        "behaviours, adapted on held-out ones; its own rule, not matched in f. Seeds: of ACDC, greedy, policy. "
-        f"{_over(view)}",
+        f"behaviours, adapted on held-out ones; not matched in f. {_rule(view)} Seeds: of ACDC, greedy, policy. {_over(view)}",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -305,6 +317,7 @@ def beyond(view: View) -> Table:
         columns,
         tuple(rows),
         view.command,
+        (_rule(view),),
     )
 
 
@@ -336,6 +349,7 @@ def warm_scratch(view: View) -> Table:
         tuple(columns),
         tuple(rows),
         view.command,
+        (_rule(view),),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.evaluate import paper
-from mechrl.evaluate.compare import Agent, Budget, circuit_cell
+from mechrl.evaluate.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
 from mechrl.evaluate.run import Gated, Workshop
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.work import Cell, Place
@@ -29,7 +29,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     costly_seeds: tuple[int, ...] = (0,)
     budget: Budget = field(default_factory=Budget)
-    methods: tuple[str, ...] = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise", "policy", "policy-adapted")
+    methods: tuple[str, ...] = DEFAULT_METHODS
     only: tuple[str, ...] = ()  # behaviours of the tables; all if empty
     train_iterations: int = 1200  # of a policy, where none is given
     width: int = 128
@@ -49,7 +49,7 @@ QUICK = Plan(
         transitions=32,
         envs=8,
     ),
-    methods=("greedy", "blockwise", "policy", "policy-adapted"),
+    methods=("greedy", "blockwise", "policy", "policy-greedy", "policy-adapted"),
     only=("ioi", "acronyms"),
     train_iterations=1,
     width=16,
@@ -124,8 +124,8 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
 
     for seed in plan.seeds:
         for name in chosen.variants:
-            known = {"pairs": budget.pairs, "k": agent.k, "prefilter": agent.prefilter}
-            cells.curves[name, seed] = Cell("curves", gated.model | {"behaviour": name, "seed": seed} | known)
+            known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
+            cells.curves[name, seed] = Cell("curves", gated.model | known)
         for name in chosen.all:
             cells.policy[name, seed] = circuit(name, "policy", "paper", seed, assess=True)
     for seed in plan.costly_seeds:
@@ -197,6 +197,12 @@ class View:
     agent: Agent
     training: dict[str, Any]
     command: str
+
+    @property
+    def candidates(self) -> str:
+        """The policy's candidate sets, in words."""
+        fewer = f", or as few as have an f at most {self.agent.spare:g} lower" if self.agent.spare else ""
+        return f"the {self.agent.k:,} best edges, prefilter “{self.agent.prefilter}”{fewer}"
 
     @property
     def is_paper_model(self) -> bool:

@@ -13,15 +13,16 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.rl.tasks import candidates_of
 from mechrl.search.run import fresh
-from mechrl.search.select import candidate_set
 
 _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own candidates say nothing
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter."""
+    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter, or with
+    `spare` the fewest whose f is at most that much lower."""
 
     model: Model
     behaviour: Behaviour
@@ -29,6 +30,7 @@ class Setting:
     engine: Engine
     k: int
     prefilter: str  # `metric`, `kl` or `union`
+    spare: float = 0.0
 
     @classmethod
     def of(cls, model: Model, behaviour: Behaviour, circuit: Circuit) -> Setting:
@@ -39,14 +41,17 @@ class Setting:
         known = circuit.settings
         own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
-        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, known.get("prefilter", "metric"))
+        by, spare = known.get("prefilter", "metric"), known.get("spare", 0.0)
+        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, by, spare)
 
     @classmethod
-    def make(cls, model: Model, behaviour: Behaviour, pairs: int, seed: int, k: int, prefilter: str) -> Setting:
+    def make(
+        cls, model: Model, behaviour: Behaviour, pairs: int, seed: int, k: int, prefilter: str, spare: float = 0.0
+    ) -> Setting:
         if model.tokenizer is None:
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
         drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
-        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter)
+        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter, spare)
 
     def scores_by(self, metric: Metric) -> np.ndarray:
         """[E] EAP-IG on inputs, five steps, as the prefilter computes it."""
@@ -63,7 +68,7 @@ class Setting:
         scores = [self.scores]
         if self.prefilter == "union" and self.behaviour.metric != "kl":
             scores.append(self.scores_by("kl"))
-        return candidate_set(scores, self.k)
+        return candidates_of(self.engine, scores, self.k, self.spare)
 
     @cached_property
     def test(self) -> Engine:

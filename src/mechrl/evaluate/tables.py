@@ -18,6 +18,7 @@ NAMES = {
     "edge-pruning": "Edge Pruning",
     "blockwise": "Blockwise search",
     "policy": "Policy",
+    "policy-greedy": "Policy, one greedy rollout",
     "policy-adapted": "Policy, adapted",
     "policy-from-scratch": "Policy, from scratch",
 }

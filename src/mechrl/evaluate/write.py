@@ -80,7 +80,7 @@ def _policy(view: View) -> str:
         else "of unknown training"
     )
     passes = f", {known['passes']:,.0f} passes" if "passes" in known else ""
-    return f"{trained}{passes}; K = {view.agent.k:,}, prefilter “{view.agent.prefilter}”; weights {view.agent.checksum}"
+    return f"{trained}{passes}; candidates: {view.candidates}; weights {view.agent.checksum}"
 
 
 def _gist(view: View) -> list[str]:
