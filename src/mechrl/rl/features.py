@@ -70,7 +70,7 @@ def look(scores: Tensor) -> Tensor:
     largest = scores.abs().amax(-1, keepdim=True)
     scores = scores / torch.where(largest > 0, largest, 1.0)
     strength = torch.where(scores < 0, -NEGATIVE * scores, scores)
-    place = strength.argsort(-1, descending=True, stable=True).argsort(-1)
+    place = strength.argsort(dim=-1, descending=True, stable=True).argsort(-1)
     others = (strength > 0).sum(-1, keepdim=True) - 1
     return torch.stack([scores, (place / others.clamp_min(1)).clamp_max(1.0), strength], -1)
 

@@ -78,7 +78,8 @@ class Tables:
             parent[i, : task.K] = task.features.parent
             degree[i, : task.M] = np.bincount(task.features.parent)
         arrays = (edges, nodes, parent, np.array([t.K for t in tasks]), np.array([t.M for t in tasks]), degree)
-        return Tables(*(torch.from_numpy(a).to(device) for a in arrays), n_rows=max(t.K + t.M for t in tasks))
+        there = [torch.from_numpy(a).to(device) for a in arrays]
+        return Tables(*there, max(t.K + t.M for t in tasks))  # type: ignore[call-arg, arg-type]  # six tensors and a number
 
     def after_look(self, task: Tensor, looks: Tensor) -> Tables:
         """One table for each state of `task` [n], with the scores that it saw last, `looks` [n, K, 3]."""
@@ -156,7 +157,7 @@ class States:
     def of(task: np.ndarray, mask: np.ndarray, values: np.ndarray, scores: np.ndarray, device: torch.device | str) -> States:
         """From an environment's arrays; `scores` [n, K], or [n, 0] if it does not look again."""
         there = [torch.from_numpy(x.copy()).to(device) for x in (task, mask, values, scores)]
-        return States(*there[:3], look(there[3]) if scores.shape[1] else None)
+        return States(there[0], there[1], there[2], look(there[3]) if scores.shape[1] else None)
 
     def __len__(self) -> int:
         return len(self.task)

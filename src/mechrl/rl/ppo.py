@@ -150,8 +150,9 @@ class Trainer:
         return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
 
     def _states(self) -> States:
-        arrays = (self.env.task, self.env.mask, self.env.globals(), self.env.scores)
-        return States.of(*(self._gather(x) for x in arrays), device=self.device)
+        env = self.env
+        task, mask, values, scores = (self._gather(x) for x in (env.task, env.mask, env.globals(), env.scores))
+        return States.of(task, mask, values, scores, self.device)
 
     def _collect(self) -> tuple[Rollout, dict[str, Any]]:
         config, env = self.config, self.env
