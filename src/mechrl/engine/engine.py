@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mechrl.engine import kernels
+from mechrl.engine.backward import FusedGradient, gradient_bytes
 from mechrl.engine.fused import FusedRun, Ground, Shipment
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
@@ -70,7 +71,7 @@ class Engine:
 
     memory_bytes: what a chunk of circuits may use; worked out from the device if not given.
     tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
-    half: there, circuits (not gradients) run on float16 rows, streams and weights with float32 sums: as precise as TF32, with half
+    half: there, circuits (but no gradients) run on float16 rows, streams and weights with float32 sums: as precise as TF32, with half
         the memory traffic. Meant for training, which asks for many and compares with margins.
     """
 
@@ -91,6 +92,7 @@ class Engine:
         self._clean_probs = self.clean_log_probs.exp()
         self.kl_cut = float(self._kl(self.cache.corrupt_logits[None])[0].mean())
         self._ground: Ground | None = None
+        self._last_run: tuple[EdgeSet, FusedGradient] | None = None
 
     # ---- public -----------------------------------------------------------------------------------------------------
 
@@ -175,10 +177,12 @@ class Engine:
         self._charge(len(values), 1 + _BACKWARD_PASSES)
         values = values[:, order]
         parts = []
+        if against_full and values.shape[1] != self.graph.n_edges:
+            raise MechRLError("against_full needs the whole graph")
         with self._precision():
-            if against_full:
-                if values.shape[1] != self.graph.n_edges:
-                    raise MechRLError("against_full needs the whole graph")
+            if self.fused:
+                parts = self._gradients_fused(edge_set, values, objective, against_full)
+            elif against_full:
                 plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
                 against = self._whole_model(plan)
                 parts = [self._gradient(plan, values[i : i + 1], objective, against) for i in range(len(values))]
@@ -261,22 +265,65 @@ class Engine:
     def _gradient(
         self, plan: Plan, values: np.ndarray, objective: Objective | None, against: Store | None
     ) -> tuple[Tensor, Tensor]:
-        C, n = values.shape
-        objective = objective or self.kl_objective
-        value = objective(self.corrupt_logits[None]).detach().repeat(C, 1)
-        if not plan.n_outputs:  # no path from the input to the logits: nothing depends on the weights
-            return value, self.clean_log_probs.new_zeros(values.shape)
+        if not plan.n_outputs:
+            return self._no_gradient(values, objective)
         with torch.no_grad():
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
-        has_output = torch.from_numpy(np.flatnonzero(plan.output >= 0)).to(final.device)
-        job = torch.from_numpy(plan.output[plan.output >= 0]).to(final.device)
-        final.requires_grad_()
-        with torch.enable_grad():
-            reached = objective(self.model.unembed(final)[:, self.cache.inverse])[job]
-            (grad_final,) = torch.autograd.grad(reached.mean(-1).sum(), final)
-        value[has_output] = reached.detach()
-        return value, run.backward(grad_final, against).view(C, n)
+        value, grad_final = self._objective(final, objective)
+        return value[run.output], run.backward(grad_final, against).view(values.shape)
+
+    def _gradients_fused(
+        self, edge_set: EdgeSet, values: np.ndarray, objective: Objective | None, against_full: bool
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Like `_gradient`, chunk by chunk, through the kernels of a CUDA device."""
+        device, inputs = self.model.device, self.cache.input_difference
+        need = self.cache.n_tokens * gradient_bytes(self.model.spec, np.full(len(values), values.shape[1]))
+        parts = []
+        against = None
+        for chunk in consecutive(need, self._budget(), 1 if against_full else _CIRCUITS_PER_CHUNK):
+            some = values[chunk]
+            run = self._gradient_run(edge_set, len(some))
+            if not run.plan.n_outputs:
+                parts.append(self._no_gradient(some, objective))
+                continue
+            weight = torch.from_numpy(some.reshape(-1)[run.edge].astype(np.float32))
+            with torch.no_grad():
+                if against_full and against is None:  # the rows of the whole model
+                    run.run(inputs, torch.ones_like(weight, device=device))
+                    against = run.flat.clone()
+                weight = (weight.pin_memory() if device.type == "cuda" else weight).to(device, non_blocking=True)
+                final = run.run(inputs, weight).view(run.plan.n_outputs, self.cache.n_pairs, -1)
+                value, grad_final = self._objective(final, objective)
+                of_edges = run.backward(grad_final.flatten(0, 1), against)
+            gradient = of_edges.new_zeros(some.size).index_copy_(0, run.edge_there, of_edges)
+            parts.append((value[run.output], gradient.view(some.shape)))
+        return parts
+
+    def _gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
+        """Methods that follow the gradient ask for the same edges again and again: the last plan is kept, on the device."""
+        if self._last_run is None or self._last_run[0] is not edge_set or self._last_run[1].plan.n_circuits != n_circuits:
+            plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
+            self._last_run = edge_set, FusedGradient(self.ground(), plan)
+        return self._last_run[1]
+
+    def _objective(self, final: Tensor, objective: Objective | None) -> tuple[Tensor, Tensor]:
+        """The objective of the corrupted run, then that of normalised last streams [n, B, d]: [1 + n, batch]; the latter's gradients."""
+        objective = objective or self.kl_objective
+        value, grad = [objective(self.corrupt_logits[None]).detach()], []
+        step = max(1, int(2**28 // self.cache.corrupt_logits.nbytes))  # logits of a quarter of a gigabyte, and copies of them
+        for part in final.split(step):
+            x = part.detach().requires_grad_()
+            with torch.enable_grad():
+                reached = objective(self.model.unembed(x)[:, self.cache.inverse])
+                grad += torch.autograd.grad(reached.mean(-1).sum(), x)
+            value.append(reached.detach())
+        return torch.cat(value), torch.cat(grad)
+
+    def _no_gradient(self, values: np.ndarray, objective: Objective | None) -> tuple[Tensor, Tensor]:
+        """No path from the input to the logits: nothing depends on the weights."""
+        value = (objective or self.kl_objective)(self.corrupt_logits[None]).detach()
+        return value.repeat(len(values), 1), self.clean_log_probs.new_zeros(values.shape)
 
     def _store(self, plan: Plan, keep: bool) -> Store:
         """Room for a plan's rows. Fresh pages cost as much as filling them, so the last run's room is used again."""
@@ -301,7 +348,7 @@ class Engine:
 
     @property
     def fused(self) -> bool:
-        """Whether circuits run through the kernels of a CUDA device. (Gradients never do.)"""
+        """Whether circuits and gradients run through the kernels of a CUDA device."""
         return kernels.available(self.cache.input_difference, self.cache.n_positions)
 
     def ground(self) -> Ground:

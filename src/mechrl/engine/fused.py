@@ -7,6 +7,7 @@ tokens as the pairs of g have active ones, or as g has pairs where only the pred
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from mechrl.engine import kernels
 from mechrl.engine.kernels import Jobs
 from mechrl.engine.pairs_cache import PairsCache
-from mechrl.engine.plan import Heads, Plan, Pool, Stage
+from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Model
 
 
@@ -36,19 +37,43 @@ class Ground:
         self.bounds, self.sizes = torch.from_numpy(bounds).to(model.device), np.diff(bounds)
         self.longest = self.sizes.max(1).tolist()
         self.readers = [kernels.readers(attention) for attention in self.attention]
-        self._buffer: Tensor | None = None
+        self._rooms: dict[str, Tensor] = {}
 
     @staticmethod
     def of(model: Model, cache: PairsCache, tf32: bool, half: bool) -> Ground:
         """One group: all pairs."""
         return Ground(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32, half)
 
-    def room(self, n: int) -> Tensor:
+    @cached_property
+    def for_gradients(self) -> Ground:
+        """Gradients are computed in float32."""
+        if self.dtype == self.model.dtype:
+            return self
+        first = np.zeros((2, 1), dtype=np.int64)
+        bounds = np.concatenate([first, np.cumsum(self.sizes, axis=1)], axis=1)
+        return Ground(self.model, self.cache, bounds, self.tf32, half=False)
+
+    @cached_property
+    def transposed(self) -> list[tuple[Tensor, Tensor]]:
+        """Per layer W_Oᵀ [H, d, e] and the readers' weights transposed [H + 2 G, e, d], for the way back."""
+        layers = zip(self.attention, self.readers, strict=True)
+        return [(a.W_o.transpose(1, 2).contiguous(), weight.transpose(1, 2).contiguous()) for a, (weight, _) in layers]
+
+    @cached_property
+    def pair_of_token(self) -> Tensor:
+        """[active tokens] which pair of its group a token is the prediction position of, -1 if it is none."""
+        pair_of_token = torch.full((self.cache.n_tokens,), -1, device=self.bounds.device)
+        pair_of_token[self.cache.last_token] = torch.from_numpy(np.concatenate([np.arange(n) for n in self.sizes[1]])).to(
+            pair_of_token.device
+        )
+        return pair_of_token
+
+    def room(self, name: str, n: int) -> Tensor:
         """[n, d] that the next run uses again."""
-        if self._buffer is None or len(self._buffer) < n:
-            self._buffer = None  # let go of the old one first
-            self._buffer = self.cache.input_difference.new_empty(n, self.model.spec.d_model, dtype=self.dtype)
-        return self._buffer[:n]
+        if name not in self._rooms or len(self._rooms[name]) < n:
+            self._rooms.pop(name, None)  # let go of the old one first
+            self._rooms[name] = self.cache.input_difference.new_empty(n, self.model.spec.d_model, dtype=self.dtype)
+        return self._rooms[name][:n]
 
 
 class FusedRun:
@@ -56,18 +81,34 @@ class FusedRun:
 
     def __init__(self, ground: Ground, plan: Plan) -> None:
         self.ground, self.plan = ground, plan
-        self.full_begin = _begin(plan.full_group, ground.sizes[0])
-        self.last_begin = _begin(plan.last_group, ground.sizes[1])
+        self.full_begin = first_tokens(ground.sizes[0][plan.full_group])
+        self.last_begin = first_tokens(ground.sizes[1][plan.last_group])
         self.n_full = int(self.full_begin[-1])
-        self.flat = ground.room(self.n_full + int(self.last_begin[-1]))
+        self.pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
+        self.flat = ground.room("rows", self.n_full + int(self.last_begin[-1]))
         with Shipment(plan, ground.model.device) as ship:
-            self.output = ship([plan.output + 1])
-            self._stages = [_StageOnDevice(self, stage, ship) for stage in plan.stages]
+            self._send(ship)
+
+    def _send(self, ship: Ship) -> None:
+        plan = self.plan
+        slot = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.slot for pool in self.pools)])
+        is_last = np.concatenate([np.zeros(0, dtype=bool), *(pool.slot_is_last for pool in self.pools)])
+        self.codes = self.code(slot, is_last)  # [edges] where the rows are that the pools' jobs sum
+        self.output = ship([plan.output + 1])
+        self.place = ship([self.codes])
+        first_edge = np.cumsum([0, *(len(pool.slot) for pool in self.pools)]).tolist()
+        self.stages = [StageOnDevice(self, s, first_edge[2 * i], first_edge[2 * i + 1], ship) for i, s in enumerate(plan.stages)]
+
+    def code(self, slot: np.ndarray, is_last: np.ndarray | bool) -> np.ndarray:
+        """2 · (first token of a row in the store), plus 1 for a row of prediction positions."""
+        # slots of the other store are looked up too, and not used
+        full, last = self.full_begin.take(slot, mode="clip"), self.last_begin.take(slot, mode="clip")
+        return 2 * np.where(is_last, self.n_full + last, full) + is_last
 
     def fill(self, inputs: Tensor) -> None:
         """Computes all rows, stage by stage; `inputs` [tokens, d] are the rows at hand."""
         self.flat[: len(inputs)] = inputs
-        for stage in self._stages:
+        for stage in self.stages:
             if stage.kind == "mlp":
                 self._mlp(stage)
             elif stage.kind == "attention":
@@ -76,39 +117,54 @@ class FusedRun:
     def forward(self, inputs: Tensor) -> Tensor:
         """Fills the store; returns the normalised last streams [pairs of all outputs, d]."""
         self.fill(inputs)
-        jobs, resid = self._stages[-1].last, self.ground.cache.resid_final
-        return self._streams(jobs, resid, last=True, out=resid.new_empty(jobs.n_tokens, resid.shape[1]))
+        resid = self.ground.cache.resid_final
+        return self._normal(self.stages[-1], resid, resid)
 
-    def _streams(self, jobs: Jobs, resid: Tensor, last: bool, out: Tensor | None = None) -> Tensor:
-        ground = self.ground
-        out = self.flat.new_empty(jobs.n_tokens, self.flat.shape[1]) if out is None else out
-        return kernels.mix(
-            jobs, self.flat, resid, ground.cache.last_token if last else None, ground.bounds, ground.model.spec, out
-        )
+    def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
+        """The normalised streams of a stage [tokens of the full pool's jobs, then those of the last pool's; d]."""
+        like = resid if stage.kind == "logits" else self.flat  # logits are not computed in half precision
+        x = like.new_empty(stage.n_tokens, self.flat.shape[1])
+        self._mix(stage, resid, resid_last, x)
+        return x
 
-    def _mlp(self, stage: _StageOnDevice) -> None:
+    def _mix(
+        self,
+        stage: StageOnDevice,
+        resid: Tensor,
+        resid_last: Tensor,
+        x: Tensor,
+        weight: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> None:
+        ground, n = self.ground, stage.full.n_tokens
+        for jobs, of, last_token, part in (
+            (stage.full, resid, None, slice(n)),
+            (stage.last, resid_last, ground.cache.last_token, slice(n, None)),
+        ):
+            to = None if scale is None else scale[part]
+            kernels.mix(jobs, self.flat, self.place, of, last_token, ground.bounds, ground.model.spec, x[part], weight, to)
+
+    def _mlp(self, stage: StageOnDevice) -> None:
         """One run of the MLP for both pools: on a GPU the launches count."""
         layer, bounds, n = self.ground.cache.layers[stage.layer], self.ground.bounds, stage.full.n_tokens
-        x = self.flat.new_empty(n + stage.last.n_tokens, self.flat.shape[1])
-        self._streams(stage.full, layer.resid_mlp, False, x[:n])
-        self._streams(stage.last, layer.last.resid_mlp, True, x[n:])
-        self.ground.mlp[stage.layer](x, out=x)
+        x = self._normal(stage, layer.resid_mlp, layer.last.resid_mlp)
+        x = self._mlp_of(stage, x)
         kernels.subtract(stage.full, x[:n], layer.mlp, bounds[0], self.flat[stage.full_at :])
         kernels.subtract(stage.last, x[n:], layer.last.mlp, bounds[1], self.flat[stage.last_at :])
 
-    def _attention(self, stage: _StageOnDevice) -> None:
+    def _mlp_of(self, stage: StageOnDevice, x: Tensor) -> Tensor:
+        return self.ground.mlp[stage.layer](x, out=x)
+
+    def _attention(self, stage: StageOnDevice) -> None:
         ground, spec = self.ground, self.ground.model.spec
-        layer, weights = ground.cache.layers[stage.layer], ground.attention[stage.layer]
-        inputs = []
-        for jobs, resid, last in ((stage.full, layer.resid_attention, False), (stage.last, layer.last.resid_attention, True)):
-            x = self._streams(jobs, resid, last)
-            read = x.new_empty(len(x), spec.d_head)
-            inputs.append((jobs, kernels.project(jobs, x, *ground.readers[stage.layer], read, ground.tf32)))
+        weights = ground.attention[stage.layer]
+        read = self._read(stage)
         for heads, at, last in ((stage.heads_full, stage.full_at, False), (stage.heads_last, stage.last_at, True)):
             z = kernels.attend(
                 heads,
-                *inputs[0],
-                *inputs[1],
+                stage.full,
+                stage.last,
+                read,
                 n_q=stage.n_q,
                 cache=ground.cache,
                 layer=stage.layer,
@@ -121,51 +177,63 @@ class FusedRun:
             )
             kernels.project(heads, z, weights.W_o, None, self.flat[at : at + len(z)], ground.tf32)
 
+    def _read(self, stage: StageOnDevice) -> Tensor:
+        """[tokens, e] q, k and v as every job of an attention stage sees them, before rotation."""
+        ground = self.ground
+        layer = ground.cache.layers[stage.layer]
+        x = self._normal(stage, layer.resid_attention, layer.last.resid_attention)
+        read = x.new_empty(len(x), ground.model.spec.d_head)
+        return kernels.project(stage.jobs, x, *ground.readers[stage.layer], read, ground.tf32)
+
 
 Ship = Callable[[list[np.ndarray]], Tensor]
 
 
-class _StageOnDevice:
+class StageOnDevice:
     """A stage's jobs and heads."""
 
-    def __init__(self, run: FusedRun, stage: Stage, ship: Ship) -> None:
+    def __init__(self, run: FusedRun, stage: Stage, first_edge: int, first_last_edge: int, ship: Ship) -> None:
+        ground = run.ground
         self.kind, self.layer = stage.kind, stage.layer
-        self.full, self.last = _pool(run, stage.full, False, ship), _pool(run, stage.last, True, ship)
+        self.full = make_jobs(ground, stage.full.group, False, [stage.full.receiver, stage.full.start + first_edge], ship)
+        self.last = make_jobs(ground, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], ship)
+        self.n_tokens = self.full.n_tokens + self.last.n_tokens
         self.full_at = int(run.full_begin[stage.first_full_slot])  # where the rows of this stage go
         self.last_at = run.n_full + int(run.last_begin[stage.first_last_slot])
         if self.kind == "attention":
-            spec = run.ground.model.spec
+            spec = ground.model.spec
             n_q, n_qk = np.searchsorted(stage.full.receiver, [spec.n_heads, spec.n_heads + spec.n_kv_heads]).tolist()
-            self.n_q = n_q
-            self.heads_full = _heads(run, stage.heads_full, n_q, n_qk, False, ship)
-            self.heads_last = _heads(run, stage.heads_last, n_q, n_qk, True, ship)
+            self.n_q, self.n_qk = n_q, n_qk
+            receiver = np.concatenate([stage.full.receiver, stage.last.receiver])
+            self.jobs = both(ground, stage.full.group, stage.last.group, [receiver], ship)
+            self.heads_full = self._heads(ground, stage.heads_full, False, ship)
+            self.heads_last = self._heads(ground, stage.heads_last, True, ship)
+
+    def _heads(self, ground: Ground, heads: Heads, last: bool, ship: Ship) -> Jobs:
+        return make_jobs(ground, heads.group, last, [heads.head, heads.q, *self.kv(heads)], ship)
+
+    def kv(self, heads: Heads) -> tuple[np.ndarray, np.ndarray]:
+        """The k and v jobs of head rows, counted within the full pool."""
+        return np.where(heads.k >= 0, heads.k + self.n_q, -1), np.where(heads.v >= 0, heads.v + self.n_qk, -1)
 
 
-def _pool(run: FusedRun, pool: Pool, last: bool, ship: Ship) -> Jobs:
-    row = np.where(pool.slot_is_last, run.n_full + _take(run.last_begin, pool.slot), _take(run.full_begin, pool.slot))
-    return _jobs(run.ground, pool.group, last, [pool.receiver, pool.start, 2 * row + pool.slot_is_last], ship)
-
-
-def _heads(run: FusedRun, heads: Heads, n_q: int, n_qk: int, last: bool, ship: Ship) -> Jobs:
-    k, v = np.where(heads.k >= 0, heads.k + n_q, -1), np.where(heads.v >= 0, heads.v + n_qk, -1)  # counted within the full pool
-    return _jobs(run.ground, heads.group, last, [heads.head, heads.q, k, v], ship)
-
-
-def _jobs(ground: Ground, group: np.ndarray, last: bool, rest: list[np.ndarray], ship: Ship) -> Jobs:
-    begin = _begin(group, ground.sizes[int(last)])
+def make_jobs(ground: Ground, group: np.ndarray, last: bool, rest: list[np.ndarray], ship: Ship) -> Jobs:
+    begin = first_tokens(ground.sizes[int(last)][group])
     return Jobs(len(group), int(begin[-1]), ground.longest[int(last)], ship([begin, group, *rest]))
 
 
-def _begin(group: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """[n + 1] where each of n things begins that are as long as their groups' `sizes`, and the end."""
-    begin = np.zeros(len(group) + 1, dtype=np.int64)
-    np.cumsum(sizes[group], out=begin[1:])
+def both(ground: Ground, full: np.ndarray, last: np.ndarray, rest: list[np.ndarray], ship: Ship) -> Jobs:
+    """Jobs, or rows, at all positions followed by those at prediction positions; their groups are `full` and `last`."""
+    begin = first_tokens(np.concatenate([ground.sizes[0][full], ground.sizes[1][last]]))
+    group = np.concatenate([full, last])
+    return Jobs(len(group), int(begin[-1]), ground.longest[0 if len(full) else 1], ship([begin, group, *rest]))
+
+
+def first_tokens(sizes: np.ndarray) -> np.ndarray:
+    """[n + 1] where each of n things of these sizes begins, and the end."""
+    begin = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=begin[1:])
     return begin
-
-
-def _take(begin: np.ndarray, slot: np.ndarray) -> np.ndarray:
-    """Slots of the other store are looked up too, and not used."""
-    return begin.take(slot, mode="clip")
 
 
 class Shipment:
@@ -176,8 +244,10 @@ class Shipment:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
-        heads = sum(len(stage.heads_full) + len(stage.heads_last) + 2 for stage in plan.stages)
-        size = plan.n_circuits + sum(len(p.slot) + 4 * len(p) + 2 for p in pools) + 6 * heads
+        n_edges, n_jobs = sum(len(pool.slot) for pool in pools), sum(map(len, pools))
+        n_rows = plan.n_full_slots + plan.n_last_slots
+        # an upper bound: arrays per circuit, edge, job and row, and ends
+        size = 8 * plan.n_circuits + 4 * n_edges + 7 * n_jobs + 16 * n_rows + 16 * len(plan.stages) + 16
         self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.array = self.host.numpy()
         self.there = torch.empty(size, dtype=torch.int64, device=device)

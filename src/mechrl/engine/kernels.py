@@ -42,8 +42,8 @@ class Jobs:
     """Jobs, or head rows, on the device. Their tokens lie one after the other in a flat [tokens, ..] tensor.
 
     The record, all int64: first token of every job and the end [n + 1], its group [n], its receiver or head [n]; then for a pool's
-    jobs where their edges begin [n + 1] and for every edge 2 · (first token of its row in the store), plus 1 for a row that holds
-    prediction positions only; for head rows their q, k and v job [n] each, -1 for the corrupted input.
+    jobs where their edges begin in the run's list of edges [n + 1]; for head rows their q, k and v job [n] each, -1 for the
+    corrupted input.
     """
 
     n: int
@@ -52,32 +52,47 @@ class Jobs:
     record: Tensor
 
 
-def mix(jobs: Jobs, flat: Tensor, resid: Tensor, last_token: Tensor | None, bounds: Tensor, spec: Spec, out: Tensor) -> Tensor:
+def mix(
+    jobs: Jobs,
+    flat: Tensor,
+    place: Tensor,
+    resid: Tensor,
+    last_token: Tensor | None,
+    bounds: Tensor,
+    spec: Spec,
+    out: Tensor,
+    weight: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> None:
     """The normalised streams of a pool's jobs, from the store `flat`, into `out` [tokens, d].
 
-    `resid` and `last_token` cover all groups; group g has bounds[0, g] : bounds[0, g + 1] of the active tokens and
-    bounds[1, g] : bounds[1, g + 1] of the pairs.
+    `place` says where every edge's row is: 2 · (its first token in the store), plus 1 for a row that holds prediction positions
+    only. `resid` and `last_token` cover all groups; group g has bounds[0, g] : bounds[0, g + 1] of the active tokens and
+    bounds[1, g] : bounds[1, g + 1] of the pairs. With the `weight` of every edge, `scale` [tokens] becomes 1/σ of every stream.
     """
     d = flat.shape[1]
     if jobs.n:
         _mix_kernel[(jobs.n, triton.cdiv(jobs.longest, _TOKENS_PER_PROGRAM))](
             flat,
             jobs.record,
+            place,
+            resid if weight is None else weight,
             bounds,
             resid,
             resid if last_token is None else last_token,
             out,
+            out if scale is None else scale,
             jobs.n,
             bounds.shape[1],
             spec.eps,
             d=d,
             last_pool=last_token is not None,
+            weighted=weight is not None,
             centre=spec.norm == "layer",
             block_t=_TOKENS_PER_PROGRAM,
             block_d=triton.next_power_of_2(d),
             num_warps=4,
         )
-    return out
 
 
 def subtract(jobs: Jobs, x: Tensor, corrupted: Tensor, bounds: Tensor, out: Tensor) -> None:
@@ -118,9 +133,8 @@ def project(jobs: Jobs, x: Tensor, weight: Tensor, bias: Tensor | None, out: Ten
 def attend(
     heads: Jobs,
     full: Jobs,
-    inputs: Tensor,
     last_pool: Jobs,
-    last_inputs: Tensor,
+    read: Tensor,
     *,
     n_q: int,
     cache: PairsCache,
@@ -134,17 +148,17 @@ def attend(
 ) -> Tensor:
     """[tokens, e] z − z_corr of head rows.
 
-    `inputs` and `last_inputs` are what the jobs of the full and of the last pool project to. The first `n_q` jobs of the full pool
-    are q inputs; those of the last pool are numbered after them. `last`: rows of prediction positions.
+    `read` [tokens, e] is what the jobs of the full pool, then those of the last pool, project to. The first `n_q` jobs of the full
+    pool are q inputs; those of the last pool are numbered after them. `last`: rows of prediction positions.
     """
     corrupted = cache.layers[layer]
-    z = inputs.new_empty(heads.n_tokens, spec.d_head)
+    z = read.new_empty(heads.n_tokens, spec.d_head)
     cos, sin = cache.token_rotary or (corrupted.q, corrupted.q)  # not read without rotary positions
     half = spec.d_head // 2
     if heads.n:
         _attend_kernel[(heads.n, most_pairs)](
-            inputs,
-            last_inputs,
+            read,
+            read[full.n_tokens :],
             full.record,
             last_pool.record,
             heads.record,
@@ -177,20 +191,24 @@ def attend(
 
 
 if triton is not None:
-
-    @triton.jit(do_not_specialize=["n_jobs"])
+    # slices of one shipment begin anywhere: without the second list every alignment would be compiled anew
+    @triton.jit(do_not_specialize=["n_jobs"], do_not_specialize_on_alignment=["begin", "scale"])
     def _mix_kernel(
         flat,  # [.., d] the store
         begin,  # a pool's record
+        place,  # [edges] int64
+        weight,  # [edges]
         bounds,  # [2, groups + 1] int64
         resid,  # [tokens of all groups, d]
         last_token,  # [pairs of all groups] int64: a prediction position's place among the active tokens
         out,  # [tokens of all jobs, d]
+        scale,  # [tokens of all jobs]
         n_jobs,
         n_bounds,
         eps,
         d: tl.constexpr,
         last_pool: tl.constexpr,
+        weighted: tl.constexpr,
         centre: tl.constexpr,
         block_t: tl.constexpr,
         block_d: tl.constexpr,
@@ -202,7 +220,6 @@ if triton is not None:
             return
         g = tl.load(begin + n_jobs + 1 + job)
         start = begin + 3 * n_jobs + 1
-        place = start + n_jobs + 1
         token = tl.program_id(1) * block_t + tl.arange(0, block_t).to(tl.int64)
         column = tl.arange(0, block_d)
         inside = (token < n_tokens)[:, None] & (column < d)[None, :]
@@ -219,13 +236,19 @@ if triton is not None:
             if last_pool:
                 row = tl.where(code % 2 == 1, row, in_full_row)
             at = (code // 2 + row) * d
-            x += tl.load(flat + at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(flat + at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            if weighted:
+                value *= tl.load(weight + e)
+            x += value
         if centre:
             x = tl.where(inside, x - (tl.sum(x, 1) / d)[:, None], 0.0)
-        x = x * tl.rsqrt(tl.sum(x * x, 1) / d + eps)[:, None]
+        over_sigma = tl.rsqrt(tl.sum(x * x, 1) / d + eps)
+        if weighted:
+            tl.store(scale + first + token, over_sigma, mask=token < n_tokens)
+        x = x * over_sigma[:, None]
         tl.store(out + (first + token)[:, None] * d + column[None, :], x, mask=inside)
 
-    @triton.jit(do_not_specialize=["n_jobs"])
+    @triton.jit(do_not_specialize=["n_jobs"], do_not_specialize_on_alignment=["begin"])
     def _subtract_kernel(
         x,  # [tokens, d]
         corrupted,  # [tokens of all groups, d]
@@ -252,7 +275,7 @@ if triton is not None:
         )
         tl.store(out + at, value, mask=inside)
 
-    @triton.jit(do_not_specialize=["n_jobs"])
+    @triton.jit(do_not_specialize=["n_jobs"], do_not_specialize_on_alignment=["begin"])
     def _project_kernel(
         x,  # [tokens, a]
         weight,  # [heads, a, b]
@@ -301,7 +324,7 @@ if triton is not None:
             left, right = left * co - right * si, right * co + left * si
         return left, right
 
-    @triton.jit(do_not_specialize=["n_rows", "n_q"])
+    @triton.jit(do_not_specialize=["n_rows", "n_q"], do_not_specialize_on_alignment=["begin", "last_begin", "row_begin"])
     def _attend_kernel(
         inputs,  # [tokens, e] q, k and v of the full pool's jobs, not yet rotated
         last_inputs,  # [pairs, e] q of the last pool's jobs

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mechrl.engine import kernels
+from mechrl.engine.backward import FusedGradient, gradient_bytes
 from mechrl.engine.engine import Engine, consecutive
-from mechrl.engine.fused import FusedRun, Ground
+from mechrl.engine.fused import FusedRun, Ground, first_tokens
 from mechrl.engine.pairs_cache import join
-from mechrl.engine.plan import make_plan
+from mechrl.engine.plan import Plan, make_plan
 from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
 _MEMORY = 8 * 2**30  # bytes of rows in a chunk
+_GRADIENT_MEMORY = 16 * 2**30  # of all that a chunk's gradients need
 
 
 class ManyEngines:
@@ -31,6 +34,9 @@ class ManyEngines:
         if self.fused:
             self.edge_set = EdgeSet(model.graph, np.unique(np.concatenate(self.edges)))
             self._columns = [np.searchsorted(self.edge_set.edges, e) for e in self.edges]
+            self._own_column = np.zeros((len(engines), len(self.edge_set.edges)), dtype=np.int64)  # the way back
+            for own, columns in zip(self._own_column, self._columns, strict=True):
+                own[columns] = np.arange(len(columns))
             cache = join(caches)
             tokens, pairs = [c.n_tokens for c in caches], [c.n_pairs for c in caches]
             bounds = np.array([[0, *np.cumsum(tokens)], [0, *np.cumsum(pairs)]])
@@ -54,11 +60,7 @@ class ManyEngines:
                 if mine.any():
                     f[mine] = engine.faithfulness(masks[mine, : len(edges)], edges).double().cpu().numpy()
             return f
-        array = np.zeros((len(which), len(self.edge_set.edges)), dtype=bool)
-        for g, columns in enumerate(self._columns):
-            mine = np.flatnonzero(which == g)
-            array[mine[:, None], columns] = masks[mine, : len(columns)]
-            self.engines[g]._charge(len(mine), 1)
+        array = self._over_all_edges(which, masks, passes=1)
         with torch.no_grad(), self.engines[0]._precision():
             parts = [self._chunk(which[chunk], array[chunk]) for chunk in self._chunks(which, array)]
         f = torch.cat(parts).cpu().numpy() if parts else np.empty(0)
@@ -66,46 +68,97 @@ class ManyEngines:
             raise MechRLError("an activation is beyond the range of half precision; run this model without it")
         return f
 
-    def mask_gradients(self, which: np.ndarray, masks: np.ndarray, alpha: Sequence[float]) -> np.ndarray:
+    def mask_gradients(self, which: np.ndarray, masks: np.ndarray, alpha: np.ndarray | Sequence[float]) -> np.ndarray:
         """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM, for the edges that M keeps.
 
         Zero for the edges that it cuts. With the midpoints (k + ½)/m for `alpha` these are `attribution.integrated_mask_gradients`
         of every circuit, and add up to its f.
         """
-        which = np.asarray(which, dtype=np.int64)
+        which, alpha = np.asarray(which, dtype=np.int64), np.asarray(alpha, dtype=np.float64)
         result = np.zeros(masks.shape)
-        for i, g in enumerate(which):
-            engine, edges = self.engines[g], self.edges[g]
-            kept = np.flatnonzero(masks[i, : len(edges)])
-            weights = np.repeat(np.array(alpha)[:, None], len(kept), axis=1)
-            gradient = engine.gradient(weights, edges[kept]).gradient.double().cpu().numpy()
-            result[i, kept] = -gradient.mean(0) / engine.kl_cut
-        return result
+        if not self.fused:
+            for i, g in enumerate(which):
+                engine, edges = self.engines[g], self.edges[g]
+                kept = np.flatnonzero(masks[i, : len(edges)])
+                gradient = engine.gradient(np.repeat(alpha[:, None], len(kept), axis=1), edges[kept]).gradient
+                result[i, kept] = -gradient.double().cpu().numpy().mean(0) / engine.kl_cut
+            return result
+        array = self._over_all_edges(which, masks, 3 * len(alpha))
+        circuit, weight = np.repeat(np.arange(len(which)), len(alpha)), np.tile(alpha, len(which))
+        need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, array.sum(1))
+        places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
+        with torch.no_grad(), self.engines[0]._precision():
+            for chunk in consecutive(need[circuit], _GRADIENT_MEMORY, _CIRCUITS_PER_CHUNK):
+                c = circuit[chunk]
+                edge, gradient = self._gradient_chunk(which[c], array[c], weight[chunk])
+                place, column = np.divmod(edge, array.shape[1])
+                places.append(c[place] * masks.shape[1] + self._own_column[which[c[place]], column])
+                parts.append(gradient)
+        total = np.bincount(np.concatenate(places), torch.cat(parts).double().cpu().numpy(), minlength=result.size)
+        return -total.reshape(result.shape) / len(alpha)
 
-    def _chunk(self, which: np.ndarray, array: np.ndarray) -> torch.Tensor:
+    def _over_all_edges(self, which: np.ndarray, masks: np.ndarray, passes: int) -> np.ndarray:
+        """The masks over the union of all candidate sets; charges so many passes for each."""
+        array = np.zeros((len(which), len(self.edge_set.edges)), dtype=bool)
+        for g, columns in enumerate(self._columns):
+            mine = np.flatnonzero(which == g)
+            array[mine[:, None], columns] = masks[mine, : len(columns)]
+            self.engines[g]._charge(len(mine), passes)
+        return array
+
+    def _chunk(self, which: np.ndarray, array: np.ndarray) -> Tensor:
         plan = make_plan(self.edge_set, array, group=which)
-        ground = self._ground
-        run = FusedRun(ground, plan)
+        run = FusedRun(self._ground, plan)
         distance = self._share.new_ones(plan.n_outputs + 1)  # 1 − f; first the circuits that are their corrupted selves
         if plan.n_outputs:
-            n_inputs = int(run.full_begin[int(which.max()) + 1])
-            final = run.forward(ground.cache.input_difference[:n_inputs])
-            group = plan.stages[-1].last.group
-            sizes = ground.sizes[1][group]
-            job = np.repeat(np.arange(len(group)), sizes)
-            first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-            pair = np.arange(len(job)) - first[job] + np.concatenate([[0], np.cumsum(ground.sizes[1])])[group][job]
-            index = torch.from_numpy(np.stack([job, pair]))
-            job_there, pair_there = (index.pin_memory() if final.is_cuda else index).to(final.device, non_blocking=True)
-            step = max(1, 2**28 // self._probs.shape[1])  # logits of about a gigabyte
+            final = run.forward(self._inputs(run, which))
+            job, pair = self._outputs(plan)
             kl = []
-            for i in range(0, len(final), step):
-                logits, of = ground.model.unembed(final[i : i + step]), pair_there[i : i + step]
+            for x, of in self._some(final, pair):
+                logits = self._ground.model.unembed(x)
                 # Σ p (log p − log q) = Σ p log p − Σ p · logit + log Σ exp logit
                 kl.append(logits.logsumexp(-1) - (self._probs[of] * logits).sum(-1) - self._entropy[of])
             distance[1:] = 0
-            distance.index_add_(0, job_there + 1, torch.cat(kl).double() * self._share[pair_there])
+            distance.index_add_(0, job + 1, torch.cat(kl).double() * self._share[pair])
         return 1 - distance[run.output]
+
+    def _gradient_chunk(self, which: np.ndarray, array: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """∂(KL / KL_cut)/∂M at αM: entries of the flattened masks, and the gradient of each. All others have none."""
+        plan = make_plan(self.edge_set, array, share=False, group=which)
+        run = FusedGradient(self._ground, plan)
+        model = self._ground.model
+        if not plan.n_outputs:
+            return run.edge, self._probs.new_zeros(0)
+        weight = torch.from_numpy(alpha[run.edge // array.shape[1]].astype(np.float32))
+        final = run.run(self._inputs(run, which), self._there(weight))
+        _, pair = self._outputs(plan)
+        grad = []
+        for x, of in self._some(final, pair):
+            # ∂KL/∂logit = q − p
+            of_logits = model.unembed(x).softmax(-1).sub_(self._probs[of]).mul_(self._share[of, None].float())
+            grad.append(of_logits @ model.unembedding * model.final_gain)
+        return run.edge, run.backward(torch.cat(grad))
+
+    def _inputs(self, run: FusedRun, which: np.ndarray) -> Tensor:
+        """The input rows of the groups at hand, which are the first ones."""
+        return self._ground.cache.input_difference[: int(run.full_begin[int(which.max()) + 1])]
+
+    def _outputs(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """For every normalised last stream that a run returns, the output and the pair (of all groups) that it belongs to."""
+        group, sizes = plan.stages[-1].last.group, self._ground.sizes[1]
+        job = np.repeat(np.arange(len(group)), sizes[group])
+        pair = np.arange(len(job)) - first_tokens(sizes[group])[job] + first_tokens(sizes)[group][job]
+        job_there, pair_there = self._there(torch.from_numpy(np.stack([job, pair])))
+        return job_there, pair_there
+
+    def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """So many streams at a time, and their pairs, that their logits take about a gigabyte."""
+        step = max(1, 2**28 // self._probs.shape[1])
+        return zip(final.split(step), pair.split(step), strict=True)
+
+    def _there(self, x: Tensor) -> Tensor:
+        device = self._share.device
+        return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
     def _chunks(self, which: np.ndarray, array: np.ndarray) -> Iterator[slice]:
         """Consecutive circuits whose rows fit the memory together (an upper bound: nothing shared)."""

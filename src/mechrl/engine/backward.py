@@ -1,0 +1,176 @@
+"""Gradients with respect to edge weights on a CUDA device: a plan run forth and back by the fused kernels.
+
+The way forth keeps the normalised stream x̂ of every job and its 1/σ. The way back goes through the stages in reverse. When a stage
+is reached, all streams that read its rows have their gradients, so
+
+    d(row) = Σ_e w_e · d(stream that edge e feeds)        d/dw_e = row · d(stream that edge e feeds)
+
+are gathered together; the component turns d(row) into d(x̂), the norm that into d(stream), which is written where x̂ was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechrl.engine import kernels, kernels_backward
+from mechrl.engine.fused import FusedRun, Ground, Ship, StageOnDevice, both, first_tokens, make_jobs
+from mechrl.engine.kernels import Jobs
+from mechrl.engine.kernels_backward import Readers
+from mechrl.engine.plan import Heads, Plan, Stage
+from mechrl.models.base import Spec
+
+
+class FusedGradient(FusedRun):
+    """A plan that shares nothing, ready for any weights of its edges. `edge` are their entries in the flattened masks."""
+
+    _reader: Tensor  # see `Readers`
+    _row_of_edge: Tensor  # [edges] a number for the row that every edge carries
+    _rows: Tensor  # [rows] the numbers of all rows, stage by stage
+
+    def __init__(self, ground: Ground, plan: Plan) -> None:
+        super().__init__(ground.for_gradients, plan)
+        row_of_edge, self._order = torch.sort(self._row_of_edge, stable=True)
+        self._reader = self._reader[self._order]
+        self._start = torch.searchsorted(row_of_edge, self._rows)
+        self._end = torch.searchsorted(row_of_edge, self._rows, right=True)
+
+    def _send(self, ship: Ship) -> None:
+        super()._send(ship)
+        plan, ground = self.plan, self.ground
+        self.edge = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.edge for pool in self.pools)])
+        self.edge_there = ship([self.edge])
+        self.stream_at = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
+        self._reader = ship([self._streams_of_edges()])
+
+        # an input row is read by all circuits of its group; for the gradients of edges each circuit has its own copy
+        circuit = np.arange(plan.n_circuits)
+        group = plan.row_of[:, 0]
+        n_inputs = int(self.full_begin[group.max(initial=0) + 1])
+        owner = np.concatenate([np.zeros(0, dtype=np.int64), *(np.repeat(p.owner, np.diff(p.start)) for p in self.pools)])
+        self._row_of_edge = ship([np.where(self.codes < 2 * n_inputs, -1 - owner, self.codes)])
+        self._inputs = make_jobs(ground, group, False, [circuit, self.code(group, False)], ship)
+        self._of_stage = [_Rows(self, stage, s, ship) for stage, s in zip(self.stages, plan.stages, strict=True)]
+        self._rows = ship([-1 - circuit, *(rows.code for rows in self._of_stage)])
+
+    def _streams_of_edges(self) -> np.ndarray:
+        """[edges] 2 · (first token of the stream that every edge feeds), plus 1 for a stream of prediction positions."""
+        parts = [np.zeros(0, dtype=np.int64)]
+        for at, stage, on_device in zip(self.stream_at, self.plan.stages, self.stages, strict=False):
+            for pool, last, first in ((stage.full, 0, at), (stage.last, 1, at + on_device.full.n_tokens)):
+                begin = first_tokens(self.ground.sizes[last][pool.group])[:-1]
+                parts.append(np.repeat(2 * (first + begin) + last, np.diff(pool.start)))
+        return np.concatenate(parts)
+
+    def run(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """The normalised last streams [pairs of all outputs, d] under `weight` [edges]."""
+        self.flat = self.ground.room("rows", len(self.flat))
+        self.streams = self.ground.room("streams", self.stream_at[-1])
+        self.scale = self.streams.new_empty(len(self.streams))
+        self.weight = weight
+        self._kept: dict[int, Tensor] = {}
+        return self.forward(inputs)
+
+    def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
+        part = self._part(stage)
+        self._mix(stage, resid, resid_last, self.streams[part], self.weight, self.scale[part])
+        return self.streams[part]
+
+    def _mlp_of(self, stage: StageOnDevice, x: Tensor) -> Tensor:
+        return self.ground.mlp[stage.layer](x)
+
+    def _read(self, stage: StageOnDevice) -> Tensor:
+        self._kept[stage.layer] = super()._read(stage)
+        return self._kept[stage.layer]
+
+    def _part(self, stage: StageOnDevice) -> slice:
+        at = self.stream_at[self.stages.index(stage)]
+        return slice(at, at + stage.n_tokens)
+
+    def backward(self, grad_final: Tensor, against: Tensor | None = None) -> Tensor:
+        """[edges] from d(objective)/d(normalised last streams) to d(objective)/d(weight); once after each `run`.
+
+        With `against`, the store of another run stands in the place of this one's in the product row · d(stream).
+        """
+        store = self.flat if against is None else against
+        ground = self.ground
+        readers = Readers(self._reader, self.weight[self._order], self._start, self._end)
+        per_token = self.flat.new_zeros(len(self.edge), ground.longest[0])
+        common = readers, store, self.streams, ground.pair_of_token, ground.bounds, per_token
+        first_row = self.plan.n_circuits + sum(rows.jobs.n for rows in self._of_stage)
+        for stage, rows in zip(reversed(self.stages), reversed(self._of_stage), strict=True):
+            part, grad = self._part(stage), grad_final
+            if stage.kind != "logits":
+                first_row -= rows.jobs.n
+                of_rows = self.flat.new_empty(rows.jobs.n_tokens, self.flat.shape[1])
+                kernels_backward.gather(rows.jobs, first_row, *common, of_rows)
+                grad = self._mlp_back(stage, of_rows) if stage.kind == "mlp" else self._attention_back(stage, rows, of_rows)
+            kernels_backward.norm_backward(self.streams[part], self.scale[part], grad, ground.model.spec)
+        kernels_backward.gather(self._inputs, 0, *common, None)
+        return torch.empty_like(self.weight).index_copy_(0, self._order, per_token.sum(1))
+
+    def _mlp_back(self, stage: StageOnDevice, grad: Tensor) -> Tensor:
+        x = self.streams[self._part(stage)].detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.ground.mlp[stage.layer](x), x, grad)[0]
+
+    def _attention_back(self, stage: StageOnDevice, rows: _Rows, grad: Tensor) -> Tensor:
+        ground, spec = self.ground, self.ground.model.spec
+        output, reading = ground.transposed[stage.layer]
+        grad_z = kernels.project(rows.jobs, grad, output, None, grad.new_empty(len(grad), spec.d_head), ground.tf32)
+        grad_read = kernels_backward.attend_backward(
+            rows.jobs,
+            rows.clusters,
+            rows.n_clusters,
+            stage.jobs,
+            self._kept.pop(stage.layer),
+            grad_z,
+            cache=ground.cache,
+            layer=stage.layer,
+            bounds=ground.bounds,
+            most_pairs=ground.longest[1],
+            spec=spec,
+            scale=ground.attention[stage.layer].scale,
+            tf32=ground.tf32,
+        )
+        return kernels.project(stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), ground.tf32)
+
+
+def gradient_bytes(spec: Spec, n_edges: np.ndarray) -> np.ndarray:
+    """What the gradients of circuits with so many edges need per active token (an upper bound)."""
+    graph = spec.graph
+    rows, streams = np.minimum(n_edges + 1, graph.n_sources), np.minimum(n_edges, graph.n_receivers)
+    one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
+    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + n_edges + one_stage)
+
+
+class _Rows:
+    """The rows of a stage, those at all positions first, and which heads of an attention stage share their keys and values."""
+
+    jobs: Jobs
+    code: np.ndarray  # [n] their place in the store
+
+    def __init__(self, run: FusedGradient, on_device: StageOnDevice, stage: Stage, ship: Ship) -> None:
+        full, last = (stage.full, stage.last) if stage.kind == "mlp" else (stage.heads_full, stage.heads_last)
+        self.code = np.concatenate(
+            [
+                run.code(stage.first_full_slot + np.arange(len(full)), False),
+                run.code(stage.first_last_slot + np.arange(len(last)), True),
+            ]
+        )
+        head, rest = np.zeros_like(self.code), []
+        if isinstance(full, Heads) and isinstance(last, Heads) and len(self.code):
+            head = np.concatenate([full.head, last.head])
+            k, v = (np.concatenate(both) for both in zip(on_device.kv(full), on_device.kv(last), strict=True))
+            # nothing is shared between circuits: a head's q input is computed where its row is
+            q_last = np.where(last.q >= 0, last.q - on_device.n_q + on_device.full.n, -1)
+            rest = [np.concatenate([full.q, q_last]), k, v]
+            # heads of one circuit and one KV head have the same k and v; those with neither stay by themselves
+            n = on_device.full.n + 1
+            key = np.where((k >= 0) | (v >= 0), (k + 1) * n + v + 1, -1 - np.arange(len(k)))
+            member = np.argsort(key, kind="stable")
+            begin = np.flatnonzero(np.diff(key[member], prepend=key.min() - 1))
+            self.n_clusters = len(begin)
+            self.clusters = ship([begin, np.array([len(key)]), member])
+        self.jobs = both(run.ground, full.group, last.group, [head, self.code, *rest], ship)
