@@ -57,16 +57,19 @@ def type_log_probs(policy: Policy, tables: Tables, state: States) -> Tensor:
 def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -> Evaluation:
     results = []
     for i in range(len(states)):
-        t, kind, mask, values = int(states.task[i]), int(actions.type[i]), states.mask[i].clone(), states.globals[i].clone()
-        here = State(policy, tables, t, mask, values)
+        own, t = tables, int(states.task[i])
+        if states.looks is not None:
+            own, t = tables.after_look(states.task[i : i + 1], states.looks[i : i + 1]), 0
+        kind, mask, values = int(actions.type[i]), states.mask[i].clone(), states.globals[i].clone()
+        here = State(policy, own, t, mask, values)
         of_types = here.type_log_probs()
         log_prob, spread = of_types[kind], entropy(of_types)
         if kind == NODE:
             log_prob, spread = log_prob + here.node_log_probs()[actions.node[i]], spread + entropy(here.node_log_probs())
         for p in range(BATCH_SIZES[kind]):
-            now = State(policy, tables, t, mask, values).edge_log_probs()
+            now = State(policy, own, t, mask, values).edge_log_probs()
             log_prob, spread = log_prob + now[actions.edges[i, p]], spread + entropy(now) / BATCH_SIZES[kind]
             mask[actions.edges[i, p]] = False
-            values[2] -= 1 / tables.n_edges[t].to(values.dtype)
+            values[2] -= 1 / own.n_edges[t].to(values.dtype)
         results.append(torch.stack([log_prob, spread, mlp(policy.value_head, here.context)[0]]))
     return Evaluation(*torch.stack(results).T)

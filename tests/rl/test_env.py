@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 
-from mechrl.rl.env import BATCH_SIZES, NODE, STOP, Actions, RewardSettings, VectorEnv
-from mechrl.rl.features import features
+from mechrl import attribution
+from mechrl.rl.env import BATCH_SIZES, NODE, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.features import NEGATIVE, features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
 from tests.rl.tasks import small_task
 
 SETTINGS = RewardSettings(max_steps=12, tau_low=0.0)
+LOOKS_AGAIN = replace(SETTINGS, look_again=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +64,10 @@ def test_features_follow_their_definitions():
     assert engine.faithfulness(np.ones((1, 60), bool), task.candidates)[0].item() == pytest.approx(task.ceiling)
 
 
-def test_rewards_telescope_and_states_are_measured(tasks):
+@pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
+def test_rewards_telescope_and_states_are_measured(tasks, settings):
     rng = np.random.default_rng(1)
-    env = VectorEnv(tasks, 10, SETTINGS, rng)
+    env = VectorEnv(tasks, 10, settings, rng)
     total, start = np.zeros(10), env.task.copy()
     running = np.ones(10, dtype=bool)
     for _ in range(SETTINGS.max_steps):
@@ -115,14 +121,15 @@ def test_globals_and_restart(tasks):
 
 
 @pytest.mark.filterwarnings("ignore:.*infinity.*")  # f has no lower bound, and the space says so
-def test_gymnasiums_own_checker(tasks):
-    env = CircuitEnv(tasks[0], SETTINGS)
+@pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
+def test_gymnasiums_own_checker(tasks, settings):
+    env = CircuitEnv(tasks[0], settings)
     check_env(env, skip_render_check=True)
     env.reset(seed=0)
     for _ in range(SETTINGS.max_steps):
         action = {"type": 1, "edges": np.zeros(30, dtype=np.int64), "node": 0}
         _, _, terminated, truncated, info = env.step(action)
-    assert truncated and not terminated and info["edges"] == tasks[0].K - 1
+    assert truncated and not terminated and (info["edges"] == tasks[0].K - 1 or settings.look_again)  # dead edges go too
     env.reset()
     assert env.step({"type": STOP, "edges": np.zeros(30, dtype=np.int64), "node": 0})[2]
 
@@ -154,3 +161,69 @@ def test_by_logarithm_halving_is_worth_the_same_at_every_size():
     phi = settings.potential(np.ones(4), size, 3000, 0.9)
     assert phi[1] - phi[0] == pytest.approx(phi[3] - phi[2])
     assert settings.potential(np.ones(2), np.array([0, 3000]), 3000, 0.9) == pytest.approx([1, 0])
+
+
+# ---- looking again --------------------------------------------------------------------------------------------------
+
+
+def test_a_look_in_closed_form():
+    """Scores over the largest |score|; ranks by strength, in which what is negative counts less; 1 for what matters to nothing."""
+    scores = torch.tensor([[2.0, -4.0, 0.0, 1.0, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0, 0.0, 0.0]])
+    seen = look(scores)
+    assert torch.allclose(seen[0, :, 0], torch.tensor([0.5, -1, 0, 0.25, -0.125, 0]))
+    assert torch.allclose(seen[0, :, 2], torch.tensor([0.5, NEGATIVE, 0, 0.25, NEGATIVE / 8, 0]))
+    assert torch.allclose(seen[0, :, 1], torch.tensor([0, 1 / 3, 1, 2 / 3, 1, 1]))
+    assert not seen[1, :, [0, 2]].any() and torch.isfinite(seen).all()
+    assert seen[2, :, 1].tolist() == [1, 1, 0, 1, 1, 1] and seen[2, 2, 0] == -1
+    parent = torch.tensor([[0, 0, 1, 2, 2, 2]]).expand(3, -1)
+    summed = torch.tensor([0.5 + NEGATIVE, 0, 0.25 + NEGATIVE / 8])
+    assert torch.allclose(totals(seen[..., 2], parent, 3)[0], summed / summed[0])
+    assert not totals(seen[..., 2], parent, 3)[1].any() and totals(seen[..., 2], parent, 3)[2].tolist() == [0, 1, 0]
+
+
+def seen_at(task: Task, mask: np.ndarray) -> np.ndarray:
+    """What a look there should see; not charged."""
+    passes = task.engine.passes
+    scores = attribution.integrated_mask_gradients(task.engine, task.candidates, mask[: task.K], steps=3) / task.engine.kl_cut
+    task.engine.passes = passes
+    return scores
+
+
+def test_it_looks_at_the_circuit_it_stands_at_when_that_has_shrunk_enough(tasks):
+    rng = np.random.default_rng(4)
+    passes = [task.engine.passes for task in tasks]
+    env = VectorEnv(tasks, 8, LOOKS_AGAIN, rng)
+    for i, t in enumerate(env.task):
+        assert env.scores[i, : tasks[t].K] == pytest.approx(seen_at(tasks[t], env.mask[i]), rel=1e-5, abs=1e-7)
+    cost, looks = [9.0, 9.0], 0  # everybody's first look is the same
+    for _ in range(LOOKS_AGAIN.max_steps):
+        before, mask, looked = env.scores.copy(), env.mask.copy(), env.looked.copy()
+        steps = env.step(random_actions(env, rng), restart=False)
+        for i, t in enumerate(env.task):
+            task, edges = tasks[t], env.mask[i].sum()
+            cost[t] += (env.mask[i] != mask[i]).any()
+            if 0 < edges <= 0.8 * looked[i] and not steps.done[i]:
+                assert env.scores[i, : task.K] == pytest.approx(seen_at(task, env.mask[i]), rel=1e-5, abs=1e-7)
+                assert env.looked[i] == edges and not env.scores[i][~env.mask[i]].any()
+                cost[t], looks = cost[t] + 9, looks + 1
+            else:
+                assert (env.scores[i] == before[i]).all() and env.looked[i] == looked[i]
+    assert looks > 8
+    for task, spent, all_of_it in zip(tasks, passes, cost, strict=True):
+        assert task.engine.passes - spent == pytest.approx(all_of_it * task.engine.n_pairs / 20)
+    env.reset(0, 1)
+    assert env.looked[0] == tasks[1].K and env.scores[0, :33] == pytest.approx(seen_at(tasks[1], env.mask[0]), rel=1e-5, abs=1e-7)
+
+
+def test_looking_again_dead_edges_go_with_every_cut(tasks):
+    rng, died = np.random.default_rng(5), 0
+    env = VectorEnv(tasks, 8, LOOKS_AGAIN, rng)
+    for _ in range(6):
+        before, actions = env.mask.copy(), random_actions(env, rng)
+        env.step(actions, restart=False)
+        for i, t in enumerate(env.task):
+            task, mask = tasks[t], env.mask[i, : tasks[t].K]
+            if (env.mask[i] != before[i]).any():
+                assert (task.engine.graph.prune(mask, task.candidates) == mask).all()
+                died += actions.type[i] != NODE and before[i].sum() - mask.sum() > BATCH_SIZES[actions.type[i]]
+    assert died

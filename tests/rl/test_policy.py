@@ -11,7 +11,7 @@ import torch
 
 from mechrl.rl import kernels
 from mechrl.rl.env import BATCH_SIZES, NODE, Task
-from mechrl.rl.features import RANK
+from mechrl.rl.features import RANK, after_look, look
 from mechrl.rl.policy import Policy, PolicyConfig, States, Tables, _Noise
 from tests.rl import slow_policy
 from tests.rl.tasks import small_task
@@ -37,14 +37,15 @@ def tables_of(tasks: list[Task]) -> Tables:
     return replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
 
 
-def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7) -> States:
+def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7, looks: bool = False) -> States:
     g = torch.Generator().manual_seed(seed)
     task = torch.randint(0, len(tables.edges), (n,), generator=g)
     inside = torch.arange(tables.edges.shape[1]) < tables.n_edges[task][:, None]
     mask = (torch.rand(inside.shape, generator=g) < density) & inside
     values = torch.rand(n, 6, generator=g, dtype=torch.float64)
     values[:, 2] = mask.sum(1) / tables.n_edges[task]
-    return States(task, mask, values)
+    scores = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask * (torch.rand(mask.shape, generator=g) < 0.8)
+    return States(task, mask, values, look(scores) if looks else None)
 
 
 def replay(policy, tables, states, choice):
@@ -52,12 +53,13 @@ def replay(policy, tables, states, choice):
     return policy.evaluate(tables, states, *(torch.from_numpy(x) for x in (a.type, a.edges, a.node)))
 
 
-def test_replayed_log_probabilities_are_the_stored_ones(tasks):
+@pytest.mark.parametrize("looks", [False, True])
+def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks):
     policy, tables = random_policy(), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()  # all types occur
         policy.type_head.second.weight.mul_(0.1)
-    states = random_states(tables, 60)
+    states = random_states(tables, 60, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
     assert set(choice.actions.type) == set(range(6))
     result = replay(policy, tables, states, choice)
@@ -66,12 +68,13 @@ def test_replayed_log_probabilities_are_the_stored_ones(tasks):
     assert (result.entropy >= 0).all()
 
 
-def test_replay_is_the_slow_twin_with_its_gradients(tasks):
+@pytest.mark.parametrize("looks", [False, True])
+def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks):
     policy, tables = random_policy(1), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)
-    states = random_states(tables, 40, 3)
+    states = random_states(tables, 40, 3, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(2))
     assert set(choice.actions.type) == set(range(6))
     fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
@@ -89,12 +92,13 @@ def test_replay_is_the_slow_twin_with_its_gradients(tasks):
             )
 
 
-def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks):
+@pytest.mark.parametrize("looks", [False, True])
+def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks, looks):
     """The loop that a GPU runs, in which rows that are done look on, against the one that leaves them out."""
     policy, tables = random_policy(1), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()
-    states = random_states(tables, 30, 5, density=0.5)
+    states = random_states(tables, 30, 5, density=0.5, looks=looks)
     states.mask[:3] = False
     noise = torch.zeros(32, 30, tables.edges.shape[1])
     greedy = policy.act(tables, states, greedy=True)
@@ -251,6 +255,38 @@ def test_draws_follow_their_probabilities():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     draws = _Noise(torch.Generator().manual_seed(0)).draw(p.log().repeat(40_000, 1), 0)
     assert torch.bincount(draws, minlength=5) / 40_000 == pytest.approx(p.numpy(), abs=0.01)
+
+
+def test_a_look_puts_its_scores_into_the_features(tasks):
+    """Tables after a look are those of tasks that had these features from the beginning, and so are the actions."""
+    g, tables = torch.Generator().manual_seed(0), Tables.of(tasks)
+    task = torch.tensor([0, 1, 1, 0, 1])
+    scores = (
+        torch.randn(5, 40, generator=g)
+        * (torch.arange(40) < tables.n_edges[task][:, None])
+        * (torch.rand(5, 40, generator=g) < 0.7)
+    )
+    seen = [
+        replace(tasks[t], features=after_look(tasks[t].features, s[: tasks[t].K].numpy()))
+        for t, s in zip(task, scores, strict=True)
+    ]
+    ours, expected = tables.after_look(task, look(scores)), Tables.of(seen)
+    for i, t in enumerate(task):
+        K, M = tasks[t].K, tasks[t].M
+        assert torch.allclose(ours.edges[i, :K], expected.edges[i, :K], atol=1e-6)
+        assert torch.allclose(ours.nodes[i, :M], expected.nodes[i, :M], atol=1e-6)
+        assert not torch.equal(ours.edges[i, :K], tables.edges[t, :K])
+    for name in ("parent", "n_edges", "n_nodes", "degree", "node_start"):
+        assert torch.equal(getattr(ours, name), getattr(expected, name))
+    assert tables.edges[0, :, RANK].equal(Tables.of(tasks).edges[0, :, RANK])  # the behaviours' own are left alone
+
+    policy, one_each = random_policy(), torch.arange(5)
+    states = random_states(expected, 5, 1)
+    mine = States(task, states.mask & ours.real_edges, states.globals, look(scores).double())
+    choice = policy.act(tables_of(tasks), mine, torch.Generator().manual_seed(0))
+    own = replace(expected, edges=expected.edges.double(), nodes=expected.nodes.double(), degree=expected.degree.double())
+    there = replay(policy, own, States(one_each, mine.mask, mine.globals), choice)
+    assert torch.allclose(there.log_prob, choice.log_prob, atol=1e-4) and torch.allclose(there.value, choice.value, atol=1e-5)
 
 
 def test_an_untrained_agent_with_a_prior_cuts_what_attribution_ranks_lowest(tasks):

@@ -15,19 +15,23 @@ import torch
 import torch.distributed as dist
 
 from mechrl.errors import MechRLError
-from mechrl.rl.env import RewardSettings
-from mechrl.rl.policy import Layout, Policy, PolicyConfig
+from mechrl.rl.env import Actions, RewardSettings
+from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Rollout, Trainer, gae, whiten
+from tests.rl import slow_policy
 from tests.rl.tasks import small_task
 
 REWARD = RewardSettings(max_steps=8, tau_low=0.0)
+LOOKS_AGAIN = replace(REWARD, look_again=0.9, best_so_far=True)
 SMALL = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
 
 
-def trainer(config: PPOConfig = SMALL, seed: int = 0, group: dist.ProcessGroup | None = None) -> Trainer:
-    tasks = [small_task("gpt2", 40, settings=REWARD), small_task("llama-gqa", 33, 1, REWARD)]
+def trainer(
+    config: PPOConfig = SMALL, seed: int = 0, group: dist.ProcessGroup | None = None, reward: RewardSettings = REWARD
+) -> Trainer:
+    tasks = [small_task("gpt2", 40, settings=reward), small_task("llama-gqa", 33, 1, reward)]
     torch.manual_seed(seed)
-    return Trainer(tasks, config, REWARD, Policy(PolicyConfig(width=16)), group=group)
+    return Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), group=group)
 
 
 def test_gae_in_closed_form():
@@ -67,7 +71,8 @@ def in_double(run: Trainer) -> Rollout:
             )  # so that ratios differ
     t = run.tables
     run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
-    states = replace(rollout.record.states, globals=rollout.record.states.globals.double())
+    states = rollout.record.states
+    states = replace(states, globals=states.globals.double(), looks=None if states.looks is None else states.looks.double())
     numbers = {name: getattr(rollout, name).double() for name in ("log_prob", "advantage", "target")}
     return replace(rollout, record=replace(rollout.record, states=states), **numbers)
 
@@ -75,9 +80,11 @@ def in_double(run: Trainer) -> Rollout:
 def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
     """[P] PPO's loss on these samples as it is written in the papers, and its backward pass."""
     config, record = run.config, rollout.record
-    now = run.policy.evaluate(
-        run.tables, record.states[torch.from_numpy(rows)], record.kind[rows], record.edges[rows], record.node[rows]
-    )
+    states, actions = record.states[torch.from_numpy(rows)], (record.kind[rows], record.edges[rows], record.node[rows])
+    if states.looks is None:
+        now = run.policy.evaluate(run.tables, states, *actions)
+    else:  # one sample at a time
+        now = slow_policy.evaluate(run.policy, run.tables, states, Actions(*(x.numpy() for x in actions)))
     ratio = (now.log_prob - rollout.log_prob[rows]).exp()
     A = rollout.advantage[rows]
     policy = -torch.minimum(ratio * A, ratio.clamp(1 - config.clip, 1 + config.clip) * A).mean()
@@ -89,13 +96,13 @@ def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[to
     return torch.cat(flat), [x.item() for x in (policy, value, now.entropy.mean(), kl, clipped)]
 
 
+@pytest.mark.parametrize("reward", [REWARD, LOOKS_AGAIN], ids=["papers", "looks again"])
 @pytest.mark.parametrize("size", [1, 5, 32])
-def test_one_backward_pass_gives_every_behaviours_gradient(size):
-    run = trainer()
+def test_one_backward_pass_gives_every_behaviours_gradient(size, reward):
+    run = trainer(reward=reward)
     rollout = in_double(run)
     rows = np.random.default_rng(0).permutation(32)[:size]
-    layout = Layout.of(rollout.task, rollout.kind, rows, 2, "cpu")
-    gradients, scalars = run._gradients(rollout, layout)
+    gradients, scalars = run._gradients(rollout, run._layout(rollout, rows))
     for t in range(2):
         mine = rows[rollout.task[rows] == t]
         expected = naive_gradient(run, rollout, mine)[0] * len(mine) / size if len(mine) else torch.zeros_like(gradients[t])
@@ -124,14 +131,17 @@ def test_ended_episodes_are_reported_by_behaviour():
     assert any(row["episodes"] for row in rows)
 
 
-def test_resume_equals_a_straight_run(tmp_path):
-    straight = trainer()
+@pytest.mark.parametrize("reward", [REWARD, LOOKS_AGAIN], ids=["papers", "looks again"])
+def test_resume_equals_a_straight_run(tmp_path, reward):
+    straight = trainer(reward=reward)
     rows = list(straight.run())
-    first = trainer()
+    env = straight.env
+    assert reward is REWARD or (env.looked < [straight.tasks[t].K for t in env.task]).any()  # in the middle of an episode
+    first = trainer(reward=reward)
     part = first.run()
     before = [next(part), next(part)]
     first.save(tmp_path / "run.safetensors")
-    second = trainer(seed=5)  # other weights, to be overwritten
+    second = trainer(seed=5, reward=reward)  # other weights, to be overwritten
     second.load(tmp_path / "run.safetensors")
     after = list(second.run())
     assert [timeless(r) for r in before + after] == [timeless(r) for r in rows]
@@ -139,13 +149,13 @@ def test_resume_equals_a_straight_run(tmp_path):
     for a, b in zip(straight.parameters, second.parameters, strict=True):
         assert torch.equal(a, b)
     with pytest.raises(MechRLError, match="other settings"):
-        trainer(replace(SMALL, gamma=0.5)).load(tmp_path / "run.safetensors")
+        trainer(replace(SMALL, gamma=0.5), reward=reward).load(tmp_path / "run.safetensors")
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """From a checkpoint that one process wrote to one that two wrote, which one can read."""
-    alone = trainer()
+    alone = trainer(reward=LOOKS_AGAIN)
     steps = alone.run()
     next(steps)
     alone.save(tmp_path / "start.safetensors")
@@ -159,11 +169,11 @@ def test_two_processes_train_as_one(tmp_path):
         assert (n, world) == (4, 2)
         for row, wanted in zip(rows, expected, strict=True):
             assert row == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-    together = trainer()
+    together = trainer(reward=LOOKS_AGAIN)
     together.load(tmp_path / "end.safetensors")
     for a, b in zip(alone.parameters, together.parameters, strict=True):
         assert torch.equal(a, b)
-    for name in ("task", "mask", "f", "step_count", "episode"):
+    for name in ("task", "mask", "f", "step_count", "episode", "scores", "looked"):
         assert np.allclose(getattr(alone.env, name), getattr(together.env, name), atol=1e-12)
 
 

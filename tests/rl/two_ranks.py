@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.rl.test_ppo import timeless, trainer
+from tests.rl.test_ppo import LOOKS_AGAIN, timeless, trainer
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    run = trainer(group=dist.group.WORLD)
+    run = trainer(group=dist.group.WORLD, reward=LOOKS_AGAIN)
     if (folder / "start.safetensors").exists():
         run.load(folder / "start.safetensors")
     rows = [timeless(row) for row in run.run()]
