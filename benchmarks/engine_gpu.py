@@ -2,8 +2,8 @@
 
     python benchmarks/engine_gpu.py OUT_DIR [gpt2-random smollm2]
 
-Parity compares the device with float64 on the CPU; speed is `mechrl bench engine`; the profile is one call of 128 circuits of
-500 edges, per kernel. Writes OUT_DIR/engine-MODEL.json and prints the rest.
+Parity compares the device with float64 on the CPU; speed is `mechrl bench engine`, and gradients; the profile is one call of 128
+circuits of 500 edges, and one of their gradients, per kernel. Writes OUT_DIR/engine-MODEL.json and prints the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 
 from mechrl.behaviours import get_behaviour
 from mechrl.bench import bench_engine, random_gpt2_small, random_pairs, sample_masks
-from mechrl.engine import Engine
+from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.plan import make_plan
 from mechrl.graph import EdgeSet
 from mechrl.models import load_model
@@ -73,9 +74,39 @@ def where_the_time_goes(model, pairs, n: int = 128) -> None:
     )
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
-        engine.faithfulness(masks, edges).sum().item()
-    print(p.key_averages().table(sort_by="self_cuda_time_total", row_limit=12, max_name_column_width=60))
+    many, which = ManyEngines([engine], [edges]), np.zeros(n, dtype=np.int64)
+    for call in (lambda: engine.faithfulness(masks, edges).cpu(), lambda: many.mask_gradients(which, masks, [0.5])):
+        call()
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
+            call()
+        print(p.key_averages().table(sort_by="self_cuda_time_total", row_limit=16, max_name_column_width=60))
+
+
+def gradients(model, pairs) -> None:
+    """Mask gradients next to the forward of the same circuits; one gradient of many edges; attribution's step on the whole graph."""
+    engine = Engine(model, pairs, tf32=True)
+    scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
+    for n in (1, 16, 128):
+        masks, edges = sample_masks(scores, n, 500, by_score=True)
+        many, which = ManyEngines([engine], [edges]), np.zeros(n, dtype=np.int64)
+        forward = seconds(many.faithfulness, which, masks)
+        both = seconds(many.mask_gradients, which, masks, [0.5])
+        print(f"gradients {model.name}: {n} of 500 edges: {n / both:.0f} circuits/s, {both / forward:.1f} times the forward")
+    weights = np.random.default_rng(0).random((1, len(edges)))
+    one = seconds(engine.gradient, weights, edges)
+    whole = seconds(engine.gradient, np.ones((5, model.graph.n_edges)), None, None, True) / 5
+    print(f"gradients {model.name}: one of {len(edges)} edges {1e3 * one:.1f} ms, of the whole graph {1e3 * whole:.1f} ms")
+
+
+def seconds(f: Callable, *args) -> float:
+    """The mean time of a call, once it is warm."""
+    f(*args)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(10):
+        f(*args)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / 10
 
 
 def ceilings() -> None:
@@ -84,17 +115,7 @@ def ceilings() -> None:
     big = torch.randn(2**30, device="cuda")
     out = torch.empty_like(big)
     torch.backends.cuda.matmul.allow_tf32 = True
-
-    def t(f, n=10):
-        f()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(n):
-            f()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / n
-
-    copy, mm = t(lambda: out.copy_(big)), t(lambda: torch.mm(a, a, out=b))
+    copy, mm = seconds(out.copy_, big), seconds(lambda: torch.mm(a, a, out=b))
     print(f"ceilings: copy {2 * big.nbytes / copy / 1e12:.2f} TB/s, TF32 product {2 * 8192**3 / mm / 1e12:.0f} TFLOP/s")
 
 
@@ -113,6 +134,7 @@ def main() -> None:
         result = bench_engine(model, pairs, (1, 16, 128, 2048), 3, report=print)
         (out / f"engine-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print({k: v for k, v in result.items() if k != "rows"})
+        gradients(model, pairs)
         where_the_time_goes(model, pairs)
     ceilings()
 

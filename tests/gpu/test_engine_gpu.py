@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from mechrl.engine import Engine, ManyEngines, kernels
-from tests.tiny import KINDS, tiny, tiny_pairs
+from mechrl.engine import many as module_of_many
+from tests.tiny import KINDS, TinyPairs, tiny, tiny_pairs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -33,14 +36,68 @@ def test_fused_kernels_equal_the_plain_path_and_the_cpu(kind, ragged, length, mo
     assert (rough.cpu() - expected).norm() < 3 * (plain_rough.cpu() - expected).norm()
 
 
+def _off(ours: torch.Tensor | np.ndarray, expected: torch.Tensor | np.ndarray) -> float:
+    """Relative error."""
+    difference = torch.as_tensor(ours).double().cpu() - torch.as_tensor(expected)
+    return float(difference.norm() / torch.as_tensor(expected).norm())
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_and_prefixes_on_the_device(kind):
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("length", [6, 20])
+def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
+    """Real-valued weights, zeros among them, of few and of all edges; several chunks; any objective; the same bits twice."""
+    pairs, exact, rng = tiny_pairs(5, length, 2, ragged, prefix=2), tiny(kind), np.random.default_rng(0)
+    model, E = tiny(kind, dtype=torch.float32).to("cuda"), exact.graph.n_edges
+    engine, reference = Engine(model, pairs, tf32=False), Engine(exact, pairs)
+    assert engine.fused
+    for n in (8, E // 4, E):
+        edges = rng.permutation(E)[:n]
+        weights = 1.5 * rng.random((4, n))
+        weights[:, : n // 5] = 0
+        ours, expected = engine.gradient(weights, edges), reference.gradient(weights, edges)
+        assert (ours.value.cpu() - expected.value).abs().max() < 1e-4
+        error = (ours.gradient.cpu() - expected.gradient).norm()
+        assert error < 1e-4 * expected.gradient.norm() + 1e-6  # of a few edges all gradients may be zero
+        assert torch.equal(engine.gradient(weights, edges).gradient, ours.gradient)
+        alone = Engine(model, pairs, tf32=False, memory_bytes=1).gradient(weights, edges)
+        assert torch.allclose(alone.gradient, ours.gradient, atol=1e-5)
+    whole = rng.random((2, E))
+
+    def difference(logits):
+        return logits[..., 3] - logits[..., 7]
+
+    for against_full in (False, True):
+        expected = reference.gradient(whole, None, difference, against_full).gradient
+        assert _off(engine.gradient(whole, None, difference, against_full).gradient, expected) < 1e-4
+    expected = reference.gradient(whole).gradient
+    rough = _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
+    monkeypatch.setattr(kernels, "available", lambda *_: False)
+    assert rough < 3 * _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
+    assert _off(Engine(model, pairs, tf32=False).gradient(whole).gradient, expected) < 1e-4
+
+
+@pytest.mark.parametrize("length", [33, 70, 128])
+def test_gradients_of_long_prompts(length, monkeypatch):
+    """Keys and values of a whole prompt are one tile, queries come in several."""
+    exact = tiny("llama-gqa")
+    exact = replace(exact, spec=replace(exact.spec, n_ctx=length))
+    pairs = tiny_pairs(3, length, 2, ragged=True, prefix=2)
+    weights = np.random.default_rng(0).random((2, exact.graph.n_edges))
+    expected = Engine(exact, pairs).gradient(weights).gradient
+    model = exact.to("cuda", torch.float32)
+    assert Engine(model, pairs).fused
+    assert _off(Engine(model, pairs, tf32=False).gradient(weights).gradient, expected) < 1e-4
+    rough = _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
+    monkeypatch.setattr(kernels, "available", lambda *_: False)
+    assert rough < 3 * _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefixes_on_the_device(kind):
     pairs, exact = tiny_pairs(4, 8, 2, ragged=True), tiny(kind)
     model = tiny(kind, dtype=torch.float32).to("cuda")
     engine, reference, graph = Engine(model, pairs, tf32=False), Engine(exact, pairs), exact.graph
-    weights = np.random.default_rng(0).random((3, graph.n_edges))
-    ours, expected = engine.gradient(weights).gradient.cpu(), reference.gradient(weights).gradient
-    assert (ours - expected).norm() / expected.norm() < 1e-4
     upper = np.flatnonzero(graph.edge_stage >= 3)
     masks = np.random.default_rng(1).random((6, len(upper))) < 0.5
     prefix = engine.prefix(np.ones(graph.n_edges, bool))
@@ -78,6 +135,31 @@ def test_circuits_of_many_behaviours_in_one_call(kind):
     assert many.fused and not expected.fused
     assert np.abs(many.faithfulness(which, masks) - expected.faithfulness(which, masks)).max() < 1e-4
     assert [e.passes for e in many.engines] == [e.passes for e in expected.engines]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
+    """As above; pairs that occur twice count twice; gradients of half-precision engines are of full precision."""
+    exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
+    some = tiny_pairs(3, 31, 2, ragged=True, prefix=3)
+    twice = TinyPairs([*some.clean, some.clean[0]], [*some.corrupt, some.corrupt[0]])
+    batches = [tiny_pairs(4, 6, 1, prefix=1), twice, tiny_pairs(5, 4, 3)]
+    E = model.graph.n_edges
+    edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, 2 * E // 3, E)]
+    which, masks = rng.integers(0, 3, 40), rng.random((40, E)) < rng.random((40, 1))
+    masks[3] = False
+    many = ManyEngines([Engine(model, pairs) for pairs in batches], edges)
+    expected = ManyEngines([Engine(exact, pairs) for pairs in batches], edges)
+    assert many.fused and not expected.fused
+    scores = expected.mask_gradients(which, masks, [0.3, 0.9])
+    ours = many.mask_gradients(which, masks, [0.3, 0.9])
+    assert ours.shape == masks.shape and _off(ours, scores) < 1e-4
+    assert [e.passes for e in many.engines] == [e.passes for e in expected.engines]
+    monkeypatch.setattr(module_of_many, "_GRADIENT_MEMORY", 1)  # every circuit by itself
+    assert _off(many.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
+    half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
+    half.faithfulness(which, masks)
+    assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

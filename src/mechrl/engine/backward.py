@@ -10,6 +10,8 @@ are gathered together; the component turns d(row) into d(x̂), the norm that int
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,7 +43,11 @@ class FusedGradient(FusedRun):
         plan, ground = self.plan, self.ground
         self.edge = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.edge for pool in self.pools)])
         self.edge_there = ship([self.edge])
-        self.stream_at = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
+        begin = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
+        self.n_streams = begin[-1]
+        self._part = {
+            stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)
+        }  # in the room for streams
         self._reader = ship([self._streams_of_edges()])
 
         # an input row is read by all circuits of its group; for the gradients of edges each circuit has its own copy
@@ -57,7 +63,8 @@ class FusedGradient(FusedRun):
     def _streams_of_edges(self) -> np.ndarray:
         """[edges] 2 · (first token of the stream that every edge feeds), plus 1 for a stream of prediction positions."""
         parts = [np.zeros(0, dtype=np.int64)]
-        for at, stage, on_device in zip(self.stream_at, self.plan.stages, self.stages, strict=False):
+        for on_device, stage in zip(self.stages, self.plan.stages, strict=True):
+            at = self._part[on_device].start
             for pool, last, first in ((stage.full, 0, at), (stage.last, 1, at + on_device.full.n_tokens)):
                 begin = first_tokens(self.ground.sizes[last][pool.group])[:-1]
                 parts.append(np.repeat(2 * (first + begin) + last, np.diff(pool.start)))
@@ -66,14 +73,14 @@ class FusedGradient(FusedRun):
     def run(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """The normalised last streams [pairs of all outputs, d] under `weight` [edges]."""
         self.flat = self.ground.room("rows", len(self.flat))
-        self.streams = self.ground.room("streams", self.stream_at[-1])
+        self.streams = self.ground.room("streams", self.n_streams)
         self.scale = self.streams.new_empty(len(self.streams))
         self.weight = weight
         self._kept: dict[int, Tensor] = {}
         return self.forward(inputs)
 
     def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
-        part = self._part(stage)
+        part = self._part[stage]
         self._mix(stage, resid, resid_last, self.streams[part], self.weight, self.scale[part])
         return self.streams[part]
 
@@ -83,10 +90,6 @@ class FusedGradient(FusedRun):
     def _read(self, stage: StageOnDevice) -> Tensor:
         self._kept[stage.layer] = super()._read(stage)
         return self._kept[stage.layer]
-
-    def _part(self, stage: StageOnDevice) -> slice:
-        at = self.stream_at[self.stages.index(stage)]
-        return slice(at, at + stage.n_tokens)
 
     def backward(self, grad_final: Tensor, against: Tensor | None = None) -> Tensor:
         """[edges] from d(objective)/d(normalised last streams) to d(objective)/d(weight); once after each `run`.
@@ -100,7 +103,7 @@ class FusedGradient(FusedRun):
         common = readers, store, self.streams, ground.pair_of_token, ground.bounds, per_token
         first_row = self.plan.n_circuits + sum(rows.jobs.n for rows in self._of_stage)
         for stage, rows in zip(reversed(self.stages), reversed(self._of_stage), strict=True):
-            part, grad = self._part(stage), grad_final
+            part, grad = self._part[stage], grad_final
             if stage.kind != "logits":
                 first_row -= rows.jobs.n
                 of_rows = self.flat.new_empty(rows.jobs.n_tokens, self.flat.shape[1])
@@ -111,7 +114,7 @@ class FusedGradient(FusedRun):
         return torch.empty_like(self.weight).index_copy_(0, self._order, per_token.sum(1))
 
     def _mlp_back(self, stage: StageOnDevice, grad: Tensor) -> Tensor:
-        x = self.streams[self._part(stage)].detach().requires_grad_()
+        x = self.streams[self._part[stage]].detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(self.ground.mlp[stage.layer](x), x, grad)[0]
 

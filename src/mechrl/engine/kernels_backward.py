@@ -51,7 +51,7 @@ def gather(
     d = store.shape[1]
     if rows.n:
         # one token and one warp a program: the sum over d, once an edge, then needs no barrier
-        _gather_kernel[(rows.n, rows.longest)](
+        _gather_kernel[(rows.n * rows.longest,)](
             store,
             streams,
             rows.record,
@@ -164,8 +164,8 @@ if triton is not None:
         sums: tl.constexpr,
         block_d: tl.constexpr,
     ):
-        row = tl.program_id(0)
-        token = tl.program_id(1)
+        # rows of one token run together: they read many of the same streams
+        row, token = tl.program_id(0) % n_rows, tl.program_id(0) // n_rows
         at = tl.load(begin + row) + token
         if at >= tl.load(begin + row + 1):
             return
