@@ -45,9 +45,8 @@ class FusedGradient(FusedRun):
         self.edge_there = ship([self.edge])
         begin = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
         self.n_streams = begin[-1]
-        self._part = {
-            stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)
-        }  # in the room for streams
+        # where the streams of every stage are
+        self._part = {stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)}
         self._reader = ship([self._streams_of_edges()])
 
         # an input row is read by all circuits of its group; for the gradients of edges each circuit has its own copy
