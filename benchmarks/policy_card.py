@@ -2,8 +2,8 @@
 
     python benchmarks/policy_card.py runs/toy toy --seeds 3
 
-For every behaviour that the model exhibits, of the training and the held-out split: f on discovery and on fresh test pairs, size and
-passes, mean ± standard deviation over seeds of rollouts.
+For every behaviour that the model exhibits, of the training and the held-out split: size, f on discovery and on fresh test pairs, and
+passes, of one greedy rollout, and of 16 sampled ones besides, mean ± standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import numpy as np
 from mechrl import gate
 from mechrl.behaviours import behaviours
 from mechrl.models import load_model
-from mechrl.rl.rollout import SHIPPED, Deployment, discover, load_policy, trained_with
+from mechrl.rl.rollout import SHIPPED, Deployment, deploy, load_policy, trained_with
+from mechrl.rl.tasks import task_of
 from mechrl.rl.train import METRICS, RUN
 
 _FILES = ("config.json", "model.safetensors", RUN)
 _POINTS = 12  # rows of the curve
+_COLUMNS = (("edges", 0), ("faithfulness", 3), ("faithfulness_test", 3), ("passes", 0))
 
 
 def main() -> None:
@@ -41,6 +43,7 @@ def main() -> None:
     about = json.loads((arguments.run / RUN).read_text())
     rows = [json.loads(line) for line in (arguments.run / METRICS).read_text().splitlines()]
     lines = [f"# The policy `{arguments.name}`", "", *provenance(about, rows), "", "## Training", "", *curve(rows), ""]
+    lines += ["f, edges and reached τ are those of the episodes' last circuits.", ""]
     lines += ["## What it finds", "", *deployments(arguments, about), ""]
     folder = arguments.run if arguments.no_copy else SHIPPED / arguments.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,10 +63,16 @@ def provenance(about: dict, rows: list[dict]) -> list[str]:
         "",
         f"Seed {ppo['seed']}, {done} iterations of {ppo['transitions']} transitions, on {about['device']}: {last['seconds'] / 60:.0f} "
         f"minutes, {last['passes']:,.0f} passes. Model `{about['model']}` (checksum {about['checksum'][:12]}…), {len(about['behaviours'])} "
-        f"behaviours, {task['pairs']} pairs each, K = {task['k']} by {task['prefilter']}, margin {about['reward']['margin']:g}, "
+        f"behaviours, {task['pairs']} pairs each, K {_size(about)} by {task['prefilter']}, margin {about['reward']['margin']:g}, "
         f"H = {about['policy']['width']}. MechRL {about['versions']['mechrl']}, torch {about['versions']['torch']}. "
         "Everything else is in `run.json`.",
     ]
+
+
+def _size(about: dict) -> str:
+    """Of the candidate sets, which may differ from behaviour to behaviour."""
+    sizes = [task["K"] for task in about["tasks"]]
+    return f"= {sizes[0]:,}" if min(sizes) == max(sizes) else f"from {min(sizes):,} to {max(sizes):,}"
 
 
 def curve(rows: list[dict]) -> list[str]:
@@ -89,24 +98,30 @@ def deployments(arguments: argparse.Namespace, about: dict) -> list[str]:
     settings, reward = trained_with(arguments.run)
     settings = replace(settings, pairs=arguments.pairs)
     lines = [
-        f"On `{model.name}`: the smallest circuit with f ≥ {arguments.tau:g} of 16 sampled rollouts and a greedy one, else the most "
-        f"faithful; mean ± standard deviation over {arguments.seeds} seeds of rollouts. Last masks, then the best along the episodes.",
+        f"On `{model.name}`: the smallest circuit with f ≥ {arguments.tau:g} along the episodes, else the most faithful. First of one "
+        f"greedy rollout; then of 16 sampled ones and the greedy one, mean ± standard deviation over {arguments.seeds} seeds of rollouts.",
         "",
-        "| behaviour | split | candidates | ceiling | f | f, fresh pairs | edges | along: f | f, fresh pairs | edges | passes |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| behaviour | split | candidates | ceiling | greedy: edges | f | f, fresh pairs | passes "
+        "| 16 + 1: edges | f | f, fresh pairs | passes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for behaviour in [*behaviours("train"), *behaviours("held-out")]:
         if not gate.judge(model, behaviour).exhibited:
             continue
-        runs = [Deployment(arguments.tau, seed=seed, best_along_episode=True) for seed in range(arguments.seeds)]
-        best = [discover(model, behaviour, policy, deployment, settings, reward) for deployment in runs]
-        last = [circuit.settings["last_masks"] for circuit in best]
+        task = task_of(model, behaviour, settings, reward)
+        prepared = task.engine.passes  # part of every deployment's cost
+        circuits = []
+        for deployment in (
+            Deployment(arguments.tau, rollouts=0, best_along_episode=True),
+            *(Deployment(arguments.tau, seed=seed, best_along_episode=True) for seed in range(arguments.seeds)),
+        ):
+            task.engine.passes = prepared
+            circuits.append(deploy(model, behaviour, task, policy, deployment, settings, reward))
+        greedy, *sampled = circuits
         split = "train" if behaviour.name in about["behaviours"] and model.name == about["model"] else "held out"
-        cells = [behaviour.name, split, str(best[0].settings["candidates"]), f"{best[0].settings['ceiling']:.3f}"]
-        for key, digits in (("faithfulness", 3), ("faithfulness_test", 3), ("edges", 0)):
-            cells.append(spread([row[key] for row in last], digits))
-        for key, digits in (("faithfulness", 3), ("faithfulness_test", 3), ("edges", 0), ("passes", 0)):
-            cells.append(spread([getattr(circuit, key) for circuit in best], digits))
+        cells = [behaviour.name, split, f"{task.K:,}", f"{task.ceiling:.3f}"]
+        cells += [f"{getattr(greedy, key):,.{digits}f}" for key, digits in _COLUMNS]
+        cells += [spread([getattr(circuit, key) for circuit in sampled], digits) for key, digits in _COLUMNS]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return lines

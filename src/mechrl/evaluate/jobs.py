@@ -168,7 +168,7 @@ def _by_policy(
         Deployment(seed=seed, **deployments),
         settings,
         reward,
-        method=method,
+        method="policy" if method == "policy-greedy" else method,
         about=about,
         passes_before=passes_before,
         seconds_before=seconds_before,
