@@ -73,7 +73,8 @@ def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
     expected = reference.gradient(whole).gradient
     rough = _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
     monkeypatch.setattr(kernels, "available", lambda *_: False)
-    assert rough < 3 * _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
+    # cuBLAS rounds what Triton cuts off: at most half of each product's error, and of either sign instead of one
+    assert rough < 5 * _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
     assert _off(Engine(model, pairs, tf32=False).gradient(whole).gradient, expected) < 1e-4
 
 
@@ -90,7 +91,8 @@ def test_gradients_of_long_prompts(length, monkeypatch):
     assert _off(Engine(model, pairs, tf32=False).gradient(weights).gradient, expected) < 1e-4
     rough = _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
     monkeypatch.setattr(kernels, "available", lambda *_: False)
-    assert rough < 3 * _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
+    # cuBLAS rounds what Triton cuts off: at most half of each product's error, and of either sign instead of one
+    assert rough < 5 * _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -114,7 +114,8 @@ def setting(width: int = 32) -> tuple[Policy, Tables, States]:
 
 
 def to(thing, device: str):
-    return type(thing)(*(getattr(thing, name).to(device) for name in thing.__dataclass_fields__))
+    parts = (getattr(thing, name) for name in thing.__dataclass_fields__)
+    return type(thing)(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in parts))
 
 
 def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):

@@ -1,7 +1,7 @@
 """Gradients with respect to edge weights on a CUDA device: a plan run forth and back by the fused kernels.
 
-The way forth keeps the normalised stream x̂ of every job and its 1/σ. The way back goes through the stages in reverse. When a stage
-is reached, all streams that read its rows have their gradients, so
+The way forth keeps the normalised stream x̂ of every job and its 1/σ, and what the MLPs computed. The way back goes through the
+stages in reverse. When a stage is reached, all streams that read its rows have their gradients, so
 
     d(row) = Σ_e w_e · d(stream that edge e feeds)        d/dw_e = row · d(stream that edge e feeds)
 
@@ -22,6 +22,8 @@ from mechrl.engine.kernels import Jobs
 from mechrl.engine.kernels_backward import Readers
 from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Spec
+
+_LARGEST = 64.0  # what the largest gradient of an MLP's output becomes before it is rounded to float16
 
 
 class FusedGradient(FusedRun):
@@ -76,6 +78,7 @@ class FusedGradient(FusedRun):
         self.scale = self.streams.new_empty(len(self.streams))
         self.weight = weight
         self._kept: dict[int, Tensor] = {}
+        self._mlps: dict[int, tuple[Tensor, Tensor]] = {}
         return self.forward(inputs)
 
     def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
@@ -84,7 +87,12 @@ class FusedGradient(FusedRun):
         return self.streams[part]
 
     def _mlp_of(self, stage: StageOnDevice, x: Tensor) -> Tensor:
-        return self.ground.mlp[stage.layer](x)
+        mlp = self.ground.mlp[stage.layer]
+        with torch.enable_grad():
+            x = x.detach().to(mlp.W_in.dtype).requires_grad_()
+            y = mlp(x)
+        self._mlps[stage.layer] = x, y
+        return y.detach()
 
     def _read(self, stage: StageOnDevice) -> Tensor:
         self._kept[stage.layer] = super()._read(stage)
@@ -113,9 +121,11 @@ class FusedGradient(FusedRun):
         return torch.empty_like(self.weight).index_copy_(0, self._order, per_token.sum(1))
 
     def _mlp_back(self, stage: StageOnDevice, grad: Tensor) -> Tensor:
-        x = self.streams[self._part[stage]].detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(self.ground.mlp[stage.layer](x), x, grad)[0]
+        x, y = self._mlps.pop(stage.layer)
+        if y.dtype == grad.dtype:
+            return torch.autograd.grad(y, x, grad)[0]
+        scale = _LARGEST / grad.abs().amax().clamp_min(torch.finfo(grad.dtype).tiny)  # float16 has a narrow range
+        return torch.autograd.grad(y, x, (grad * scale).to(y.dtype))[0].to(grad.dtype) / scale
 
     def _attention_back(self, stage: StageOnDevice, rows: _Rows, grad: Tensor) -> Tensor:
         ground, spec = self.ground, self.ground.model.spec
@@ -144,7 +154,8 @@ def gradient_bytes(spec: Spec, n_edges: np.ndarray) -> np.ndarray:
     graph = spec.graph
     rows, streams = np.minimum(n_edges + 1, graph.n_sources), np.minimum(n_edges, graph.n_receivers)
     one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
-    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + n_edges + one_stage)
+    mlps = np.minimum(n_edges, spec.n_layers) * (5 * spec.d_mlp + spec.d_model)
+    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + n_edges + mlps + one_stage)
 
 
 class _Rows:

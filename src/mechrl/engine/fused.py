@@ -46,12 +46,14 @@ class Ground:
 
     @cached_property
     def for_gradients(self) -> Ground:
-        """Gradients are computed in float32."""
+        """Gradients have float32 rows and streams; with half precision the MLPs, where most of the arithmetic is, keep float16's bits."""
         if self.dtype == self.model.dtype:
             return self
         first = np.zeros((2, 1), dtype=np.int64)
         bounds = np.concatenate([first, np.cumsum(self.sizes, axis=1)], axis=1)
-        return Ground(self.model, self.cache, bounds, self.tf32, half=False)
+        ground = Ground(self.model, self.cache, bounds, self.tf32, half=False)
+        ground.mlp = self.mlp
+        return ground
 
     @cached_property
     def transposed(self) -> list[tuple[Tensor, Tensor]]:

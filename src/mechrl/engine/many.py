@@ -19,7 +19,7 @@ from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
 _MEMORY = 8 * 2**30  # bytes of rows in a chunk
-_GRADIENT_MEMORY = 16 * 2**30  # of all that a chunk's gradients need
+_GRADIENT_MEMORY = 10 * 2**30  # of all that a chunk's gradients need
 
 
 class ManyEngines:
@@ -96,6 +96,20 @@ class ManyEngines:
                 parts.append(gradient)
         total = np.bincount(np.concatenate(places), torch.cat(parts).double().cpu().numpy(), minlength=result.size)
         return -total.reshape(result.shape) / len(alpha)
+
+    def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """The masks without their dead edges."""
+        result = np.zeros_like(masks)
+        if not self.fused:
+            for g in np.unique(which):
+                mine, edges = which == g, self.edges[g]
+                result[mine, : len(edges)] = self.engines[g].graph.prune(masks[mine, : len(edges)], edges)
+            return result
+        array = self.edge_set.prune(self._over_all_edges(which, masks, passes=0))
+        for g in np.unique(which):
+            mine, columns = np.flatnonzero(which == g), self._columns[g]
+            result[mine, : len(columns)] = array[mine[:, None], columns]
+        return result
 
     def _over_all_edges(self, which: np.ndarray, masks: np.ndarray, passes: int) -> np.ndarray:
         """The masks over the union of all candidate sets; charges so many passes for each."""

@@ -11,7 +11,7 @@ to 1000, where the paper's reward hardly notices. With `best_so_far` the reward 
 rewards add up to max Φ − Φ(start), cutting too much costs nothing, and when to stop need not be learned.
 
 The paper's agent sees scores that were computed once, in the whole model. With `look_again` s it looks at the circuit itself: integrated
-mask gradients (nine passes) replace the scores at the beginning and whenever the circuit has shrunk to s times what it was at the
+mask gradients (six passes) replace the scores at the beginning and whenever the circuit has shrunk to s times what it was at the
 last look. Edges that are dead, by which nothing flows any more, then go with every cut.
 """
 
@@ -28,7 +28,8 @@ ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 BATCH_SIZES = (0, 1, 3, 10, 30, 0)  # edges that an action of each type picks
 STOP, NODE = 0, 5
 MAX_PICKS = max(BATCH_SIZES)
-LOOK = (1 / 6, 1 / 2, 5 / 6)  # where mask gradients are taken between the empty circuit and the one looked at
+# where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
+LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class RewardSettings:
     max_steps: int = 150
 
     def tau(self, ceiling: float) -> float:
-        return float(np.clip(ceiling - self.margin, self.tau_low, self.tau_high))
+        """c − δ, clamped, but never above c: nothing reaches that."""
+        return float(np.clip(ceiling - self.margin, min(self.tau_low, ceiling), self.tau_high))
 
     def potential(self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float) -> np.ndarray:
         size = (1 - self.log_share) * kept / total + self.log_share * np.log1p(kept) / np.log1p(total)
@@ -161,7 +163,7 @@ class VectorEnv:
         stopped = actions.type == STOP
         changed = (self.mask != before).any(1)
         if self.settings.look_again:
-            self._prune(changed)
+            self.mask[changed] = self.engines.prune(self.task[changed], self.mask[changed])
         f = self.f.copy()
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
@@ -195,11 +197,6 @@ class VectorEnv:
                 wasted[i] = not self.mask[i, places].all() or len(np.unique(places)) < len(places)
             self.mask[i, places] = False
         return wasted
-
-    def _prune(self, changed: np.ndarray) -> None:
-        for t in np.unique(self.task[changed]):
-            mine, task = changed & (self.task == t), self.tasks[t]
-            self.mask[mine, : task.K] = task.engine.graph.prune(self.mask[mine, : task.K], task.candidates)
 
     def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
         if which.any():

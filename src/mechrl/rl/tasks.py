@@ -59,13 +59,14 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     if settings.prefilter == "union" and behaviour.metric != "kl":
         metrics.append("kl")
     scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
+    candidates = candidates_of(exact, scores, settings.k, settings.spare)
     engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
-    return make_task(behaviour.name, engine, candidates_of(engine, scores, settings.k, settings.spare), scores[0], reward)
+    return make_task(behaviour.name, engine, candidates, scores[0], reward)
 
 
 def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float) -> np.ndarray:
-    """The `k` best edges by each score, or with `spare` the fewest, by bisection, whose f is at most that much lower."""
+    """The `k` best edges by each score, or with `spare` the fewest, by bisection, whose f is at most that much lower, and none dead."""
     best = candidate_set(scores, k)
     if not spare:
         return best
@@ -81,7 +82,8 @@ def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float
             high, best = middle, fewer
         else:
             low = middle
-    return best
+    alive = engine.graph.prune(np.ones(len(best), dtype=bool), best)
+    return best[alive] if alive.any() else best
 
 
 def choose_behaviours(names: str) -> list[Behaviour]:
