@@ -209,7 +209,8 @@ def test_an_iteration_on_the_device_equals_the_cpus_update():
     on_cpu = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)))
     torch.manual_seed(0)
     on_gpu = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), "cuda")
-    rollout, _ = on_cpu._collect()
+    rollout = on_cpu._collect({})
+    assert rollout is not None
     moved = replace(rollout, **{n: getattr(rollout, n).cuda() for n in ("log_prob", "advantage", "target")})
     record = {n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows")}
     moved = replace(moved, record=replace(rollout.record, states=to(rollout.record.states, "cuda"), **record))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from mechrl import attribution
 from mechrl.rl.env import BATCH_SIZES, NODE, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import NEGATIVE, features, look, totals
 from mechrl.rl.gym_env import CircuitEnv

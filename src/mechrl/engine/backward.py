@@ -149,13 +149,20 @@ class FusedGradient(FusedRun):
         return kernels.project(stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), ground.tf32)
 
 
-def gradient_bytes(spec: Spec, n_edges: np.ndarray) -> np.ndarray:
-    """What the gradients of circuits with so many edges need per active token (an upper bound)."""
-    graph = spec.graph
-    rows, streams = np.minimum(n_edges + 1, graph.n_sources), np.minimum(n_edges, graph.n_receivers)
+def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """[C] what the gradients of circuits `masks` [C, n] over `edges` need per active token (an upper bound: some rows are read at one)."""
+    graph, (circuit, column) = spec.graph, np.nonzero(masks)
+    source, receiver = graph.edge_source[edges[column]], graph.edge_receiver[edges[column]]
+
+    def distinct(what: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
+        unique = np.unique(circuit[chosen] * graph.n_receivers + what[chosen])
+        return np.bincount(unique // graph.n_receivers, minlength=len(masks))
+
+    is_mlp = (receiver % graph.receivers_per_layer == graph.receivers_per_layer - 1) & (receiver != graph.logits)
+    rows, streams, mlps = distinct(source) + 1, distinct(receiver), distinct(receiver, is_mlp)
     one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
-    mlps = np.minimum(n_edges, spec.n_layers) * (5 * spec.d_mlp + spec.d_model)
-    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + n_edges + mlps + one_stage)
+    of_mlps = mlps * (5 * spec.d_mlp + spec.d_model)
+    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + masks.sum(1) + of_mlps + one_stage)
 
 
 class _Rows:

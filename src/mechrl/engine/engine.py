@@ -278,7 +278,8 @@ class Engine:
     ) -> list[tuple[Tensor, Tensor]]:
         """Like `_gradient`, chunk by chunk, through the kernels of a CUDA device."""
         device, inputs = self.model.device, self.cache.input_difference
-        need = self.cache.n_tokens * gradient_bytes(self.model.spec, np.full(len(values), values.shape[1]))
+        whole = np.ones((1, values.shape[1]), dtype=bool)
+        need = np.repeat(self.cache.n_tokens * gradient_bytes(self.model.spec, edge_set.edges, whole), len(values))
         parts = []
         against = None
         for chunk in consecutive(need, self._budget(), 1 if against_full else _CIRCUITS_PER_CHUNK):

@@ -19,7 +19,7 @@ from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
 _MEMORY = 8 * 2**30  # bytes of rows in a chunk
-_GRADIENT_MEMORY = 10 * 2**30  # of all that a chunk's gradients need
+_GRADIENT_MEMORY = 8 * 2**30  # of all that a chunk's gradients need
 
 
 class ManyEngines:
@@ -85,7 +85,7 @@ class ManyEngines:
             return result
         array = self._over_all_edges(which, masks, 3 * len(alpha))
         circuit, weight = np.repeat(np.arange(len(which)), len(alpha)), np.tile(alpha, len(which))
-        need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, array.sum(1))
+        need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
             for chunk in consecutive(need[circuit], _GRADIENT_MEMORY, _CIRCUITS_PER_CHUNK):

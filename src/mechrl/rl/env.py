@@ -49,8 +49,9 @@ class RewardSettings:
     max_steps: int = 150
 
     def tau(self, ceiling: float) -> float:
-        """c − δ, clamped, but never above c: nothing reaches that."""
-        return float(np.clip(ceiling - self.margin, min(self.tau_low, ceiling), self.tau_high))
+        """c − δ, clamped from below only where the candidates reach that."""
+        low = self.tau_low if ceiling >= self.tau_low else -np.inf
+        return float(np.clip(ceiling - self.margin, low, self.tau_high))
 
     def potential(self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float) -> np.ndarray:
         size = (1 - self.log_share) * kept / total + self.log_share * np.log1p(kept) / np.log1p(total)

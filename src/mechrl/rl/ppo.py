@@ -6,9 +6,9 @@ task and visible in the state, so it is terminal for GAE. Advantages are whitene
 gradient per behaviour in it, weighted by its share of the samples, so that without conflicts PCGrad's result is the
 ordinary PPO gradient.
 
-With a process group every rank runs its share of the environments, whose forward passes are what takes time. All else is done by everybody
-alike, on the gathered states and outcomes: it is bound by launches, of which sharing saves none, and so the number of ranks
-changes nothing in the result. Rank 0 hands round its gradient, since devices may add in different orders.
+With a process group every rank runs its share of the environments, whose forward passes are what takes time. All else is done by rank 0,
+on the gathered states and outcomes: it is bound by launches, of which sharing saves none, and so the number of ranks changes
+nothing in the result. It hands round the actions; the others' policies stay as they were and decide nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mechrl.errors import MechRLError
-from mechrl.rl.env import Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
-from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
+from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
 _ENV = ("task", "mask", "f", "f_before", "best", "step_count", "episode", "scores", "looked")  # an environment's state
 
@@ -128,10 +128,11 @@ class Trainer:
     def run(self) -> Iterator[dict[str, Any]]:
         """Trains to the end, one iteration at a time; yields its scalars."""
         while self.iteration < self.config.iterations:
-            rollout, scalars = self._collect()
-            began = time.perf_counter()
-            scalars |= self._update(rollout)  # ends with reading numbers off the device, so the clock is right
-            scalars["time/update"] = time.perf_counter() - began
+            scalars: dict[str, Any] = {}
+            if (rollout := self._collect(scalars)) is not None:
+                began = time.perf_counter()
+                scalars |= self._update(rollout)  # ends with reading numbers off the device, so the clock is right
+                scalars["time/update"] = time.perf_counter() - began
             self.iteration += 1
             yield {"iteration": self.iteration} | scalars
 
@@ -149,33 +150,51 @@ class Trainer:
         dist.all_gather_into_tensor(received, sent, group=self.group)
         return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
 
-    def _states(self) -> States:
+    def _states(self) -> States | None:
+        """Of all environments, on rank 0. Waits for the slowest rank's engine."""
         env = self.env
         task, mask, values, scores = (self._gather(x) for x in (env.task, env.mask, env.globals(), env.scores))
-        return States.of(task, mask, values, scores, self.device)
+        return States.of(task, mask, values, scores, self.device) if self.rank == 0 else None
 
-    def _collect(self) -> tuple[Rollout, dict[str, Any]]:
+    def _act(self, here: States | None, choices: list[Choice]) -> Actions:
+        """Rank 0 decides, and keeps its choice; everybody learns what to do in its environments."""
+        device = "cpu" if self.group is None or dist.get_backend(self.group) == "gloo" else self.device
+        decided = torch.zeros(self.config.envs, 2 + MAX_PICKS, dtype=torch.int64, device=device)
+        if here is not None:
+            choices.append(self.policy.act(self.tables, here, self.generator))
+            actions = choices[-1].actions
+            decided.copy_(torch.from_numpy(np.column_stack([actions.type, actions.node, actions.edges])))
+        if self.group is not None:
+            dist.broadcast(decided, dist.get_global_rank(self.group, 0), group=self.group)
+        mine = decided[self.mine].cpu().numpy()
+        return Actions(mine[:, 0], mine[:, 2:], mine[:, 1])
+
+    def _collect(self, scalars: dict[str, Any]) -> Rollout | None:
+        """A rollout of all environments, on rank 0; adds what there is to say about it."""
         config, env = self.config, self.env
         steps = config.transitions // config.envs
-        states, choices, outcomes = [], [], []
+        states: list[States] = []
+        choices: list[Choice] = []
+        outcomes = []
         seconds = {"act": 0.0, "engine": 0.0}
         for _ in range(steps):
             clock = [time.perf_counter()]
-            here = self._states()  # waits for the slowest rank's engine
+            here = self._states()
             clock.append(time.perf_counter())
-            choice = self.policy.act(self.tables, here, self.generator)
+            actions = self._act(here, choices)
             clock.append(time.perf_counter())
-            actions = choice.actions
-            step = env.step(Actions(actions.type[self.mine], actions.edges[self.mine], actions.node[self.mine]))
+            step = env.step(actions)
             clock.append(time.perf_counter())
             seconds["act"] += clock[2] - clock[1]
             seconds["engine"] += clock[3] - clock[2] + clock[1] - clock[0]
-            states.append(here)
-            choices.append(choice)
+            states += [] if here is None else [here]
             outcomes.append(np.stack([step.reward, step.f, step.edges, step.done], 1))
-        last_value = self.policy.value(self.tables, self._states()).double().cpu().numpy()
-        value = torch.stack([c.value for c in choices]).double().cpu().numpy()
+        last = self._states()
         reward, f, edges, done = self._gather(np.stack(outcomes, 1)).transpose(2, 1, 0)  # each [steps, envs]
+        if last is None:
+            return None
+        last_value = self.policy.value(self.tables, last).double().cpu().numpy()
+        value = torch.stack([c.value for c in choices]).double().cpu().numpy()
         advantage = gae(reward, value, done, last_value, config.gamma, config.gae_lambda)
         together = States.cat(states)
         task = together.task.cpu().numpy()
@@ -195,9 +214,10 @@ class Trainer:
             kind.flatten(),
         )
         explained = 1 - np.var(advantage) / max(np.var(advantage + value), 1e-12)
-        scalars = self._ended(reward, f, edges, done, task.reshape(done.shape))
+        scalars |= self._ended(reward, f, edges, done, task.reshape(done.shape))
         scalars |= {"rollout/reward": float(reward.mean()), "value/explained_variance": float(explained)}
-        return rollout, scalars | {f"time/{part}": s for part, s in seconds.items()}
+        scalars |= {f"time/{part}": s for part, s in seconds.items()}
+        return rollout
 
     def _ended(self, reward: np.ndarray, f: np.ndarray, edges: np.ndarray, done: np.ndarray, task: np.ndarray) -> dict[str, Any]:
         """Means over the episodes that ended, of all behaviours and of each."""
@@ -232,8 +252,6 @@ class Trainer:
         for i, layout in enumerate(layouts):
             gradients, scalars = self._gradients(rollout, layout)
             gradient = pcgrad(gradients, order[i]) if config.deconflict and T > 1 else gradients.sum(0)
-            if self.group is not None:
-                dist.broadcast(gradient, dist.get_global_rank(self.group, 0), group=self.group)
             norm = gradient.norm()
             gradient = gradient * (config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for p, g in zip(self.parameters, gradient.split([p.numel() for p in self.parameters]), strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -258,10 +258,14 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
 
 
 def trained_with(folder: Path) -> tuple[TaskSettings, RewardSettings]:
-    """The candidate sets and episodes that a policy was trained on, from the run.json beside it; else the paper's."""
+    """The candidate sets and episodes that a policy was trained on, from the run.json beside it; else the paper's.
+
+    Where f decides how many candidates there are, k is but a bound: training may want it low, a deployment has the paper's at least.
+    """
     try:
         known = json.loads((folder / "run.json").read_bytes())
-        return TaskSettings(**known["task"]), RewardSettings(**known["reward"])
+        task, reward = TaskSettings(**known["task"]), RewardSettings(**known["reward"])
+        return replace(task, k=max(task.k, TaskSettings().k)) if task.spare else task, reward
     except FileNotFoundError:
         return TaskSettings(), RewardSettings()
     except (OSError, KeyError, TypeError, ValueError) as exc:
