@@ -18,8 +18,8 @@ from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
-_MEMORY = 8 * 2**30  # bytes of rows in a chunk
-_GRADIENT_MEMORY = 8 * 2**30  # of all that a chunk's gradients need
+_MEMORY = 3 * 2**30  # bytes of rows in a chunk
+_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need
 
 
 class ManyEngines:
@@ -166,8 +166,8 @@ class ManyEngines:
         return job_there, pair_there
 
     def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """So many streams at a time, and their pairs, that their logits take about a gigabyte."""
-        step = max(1, 2**28 // self._probs.shape[1])
+        """So many streams at a time, and their pairs, that their logits take a quarter of a gigabyte."""
+        step = max(1, 2**26 // self._probs.shape[1])
         return zip(final.split(step), pair.split(step), strict=True)
 
     def _there(self, x: Tensor) -> Tensor:

@@ -158,11 +158,18 @@ class Run:
                 now = time.perf_counter()
                 row = scalars | {"passes": self.passes(), "seconds": self.seconds}
                 row["steps_per_second"] = self.trainer.config.transitions / (now - before)
+                row |= self._memory()
                 before = now
                 log.write(row)
                 if self.trainer.iteration % self.save_every == 0 or self.finished:
                     self.save()
                 yield row
+
+    def _memory(self) -> dict[str, float]:
+        """Gigabytes of GPU memory that the processes of this run have held at most, so far."""
+        if self.trainer.device.type != "cuda":
+            return {}
+        return {"gpu_memory": self._over_ranks(torch.cuda.max_memory_reserved() / 2**30, dist.ReduceOp.SUM)}
 
     def save(self) -> None:
         """The policy and the checkpoint, as of now."""
