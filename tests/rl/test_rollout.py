@@ -17,8 +17,19 @@ from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
-from mechrl.rl.rollout import Deployment, Episode, best_step, choose, discover, load_policy, rollouts, trained_with
-from mechrl.rl.tasks import TaskSettings
+from mechrl.rl.rollout import (
+    Deployment,
+    Episode,
+    best_step,
+    choose,
+    deploy,
+    deploy_together,
+    discover,
+    load_policy,
+    rollouts,
+    trained_with,
+)
+from mechrl.rl.tasks import TaskSettings, task_of
 from tests.rl.tasks import small_task
 from tests.search.model import write_model
 
@@ -155,6 +166,34 @@ def test_validation_pairs_judge_if_asked(model):
     assert judged.faithfulness_validation == pytest.approx(float(fresh.faithfulness(judged.mask)[0]), abs=1e-5)
     assert judged.faithfulness_validation >= float(fresh.faithfulness(plain.mask)[0]) - 1e-5
     assert judged.passes == pytest.approx(plain.passes + 7 * len(pairs) / 20)
+
+
+@pytest.mark.parametrize("look_again", [0.0, 0.8])
+def test_together_each_is_what_it_would_be_alone(model, look_again):
+    """Same circuits, f and passes, whoever runs beside it; and the engine was charged for all of them, the greedy episode once."""
+    behaviour, settings, policy = get_behaviour("ioi"), TaskSettings(pairs=4, k=60), agent()
+    reward = replace(REWARD, look_again=look_again, best_so_far=bool(look_again))
+    deployments = [
+        Deployment(tau=0.5, rollouts=0),
+        *(Deployment(tau=0.5, rollouts=3, seed=seed) for seed in (4, 2)),
+        Deployment(tau=0.7, rollouts=5, seed=2, judge="validation", best_along_episode=True),
+    ]
+    task = task_of(model, behaviour, settings, reward)
+    prepared = task.engine.passes
+    together = deploy_together(model, behaviour, task, policy, deployments, settings, reward)
+    spent = task.engine.passes - prepared
+    alone, own = [], []
+    for deployment in deployments:
+        task.engine.passes = prepared
+        alone.append(deploy(model, behaviour, task, policy, deployment, settings, reward))
+        own.append(task.engine.passes - prepared)
+    for ours, theirs in zip(together, alone, strict=True):
+        assert np.array_equal(ours.mask, theirs.mask) and ours.order == theirs.order and ours.passes == theirs.passes
+        assert ours.faithfulness == pytest.approx(theirs.faithfulness, abs=1e-6)
+        assert ours.faithfulness_test == theirs.faithfulness_test
+        assert ours.settings["note"] == theirs.settings["note"]
+    assert spent == pytest.approx(sum(own) - 3 * own[0])
+    assert len({circuit.order for circuit in together}) > 1
 
 
 # ---- policies on disk -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mechrl.engine import Engine, ManyEngines
+from mechrl.engine.engine import PAIRS_PER_PASS
 from mechrl.rl.features import Features, features
 
 ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
@@ -30,6 +31,7 @@ STOP, NODE = 0, 5
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
+LOOK_PASSES = 3 * len(LOOK)  # forward and backward
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class VectorEnv:
         self.scores = np.zeros((n, self.width if settings.look_again else 0), dtype=np.float32)  # as of the last look
         self.looked = np.zeros(n, dtype=np.int64)  # edges at the last look
         self.step_count = np.zeros(n, dtype=np.int64)
+        self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
+        self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
         self._K = np.array([task.K for task in tasks])
         self._tau = np.array([task.tau for task in tasks])
         self._ceiling = np.array([task.ceiling for task in tasks])
@@ -167,6 +171,7 @@ class VectorEnv:
             self.mask[changed] = self.engines.prune(self.task[changed], self.mask[changed])
         f = self.f.copy()
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
+        self.passes += changed * self._pass[self.task]
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
         after = settings.potential(f, self.mask.sum(1), K, tau)
         reward = after - (self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau))
@@ -202,4 +207,5 @@ class VectorEnv:
     def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
         if which.any():
             self.scores[which] = self.engines.mask_gradients(self.task[which], self.mask[which], LOOK)
+            self.passes += which * LOOK_PASSES * self._pass[self.task]
             self.looked[which] = edges[which]
