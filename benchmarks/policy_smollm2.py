@@ -1,0 +1,577 @@
+"""What a trained policy finds: in its own model, after a warm start, from scratch, and in another model. One row a deployment.
+
+    python benchmarks/policy_smollm2.py OUT --policy FOLDER [--other FOLDER] [--resume ROWS.jsonl] [--seconds S] [--jobs=N]
+    python benchmarks/policy_smollm2.py OUT --table                prints OUT/rows.jsonl as Markdown
+    python benchmarks/policy_smollm2.py OUT --figure CURVES.svg    draws its learning curves; CURVES.png and CURVES.csv beside it
+
+gate       does the model exhibit the behaviour? If not, there is no other row of it
+zero-shot  the policy as it is, on every behaviour that its model exhibits
+adapted    after 80 iterations on the behaviour itself, for held-out behaviours or those that stand in for them
+scratch    after 200 iterations on it, from an untrained policy of the same configuration
+transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
+
+Deployed once greedily, and with 16 sampled rollouts besides for every seed, all in one batch: the smallest circuit with f ≥ 0.9 along the
+episodes, else the most faithful. Candidates are those of the model's own policy, episodes as the deployed policy knows them.
+
+Cells come in order of importance; deployments with a row are skipped, and training goes on from OUT/work: it can be stopped at any
+time and run again. With --jobs several processes share the work: seconds are then those of a shared device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mechrl
+from mechrl import gate
+from mechrl.behaviours import behaviours, get_behaviour
+from mechrl.errors import MechRLError
+from mechrl.evaluate import paper
+from mechrl.evaluate.reproduce import choose
+from mechrl.evaluate.run import Gated
+from mechrl.evaluate.spread import Spread
+from mechrl.models import load_model
+from mechrl.models.base import Model
+from mechrl.report.figures import BLUE, RED, draw
+from mechrl.rl.env import RewardSettings, Task
+from mechrl.rl.policy import Policy
+from mechrl.rl.ppo import PPOConfig, Trainer
+from mechrl.rl.rollout import Deployment, deploy_together, load_policy, trained_with
+from mechrl.rl.tasks import TaskSettings, task_of
+from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
+from mechrl.search.problem import Interrupted
+
+Row = dict[str, Any]
+TAU = 0.9
+KEY = ("kind", "policy", "model", "behaviour", "task", "training", "rollouts", "seed")  # what tells rows apart
+TRAINED = ("adapted", "scratch")
+SMOOTH = 10  # iterations that a point of a curve is the mean of
+NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deployment, and their digits
+
+
+def key(row: Row) -> str:
+    return json.dumps([row.get(name) for name in KEY], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A policy's folder and what it says."""
+
+    folder: Path
+    checksum: str
+    model: str  # it was trained in
+    behaviours: tuple[str, ...]  # it was trained on
+    iteration: int  # of its training
+    settings: TaskSettings
+    reward: RewardSettings
+
+    @staticmethod
+    def read(folder: Path, pairs: int) -> Agent:
+        settings, reward = trained_with(folder)
+        about = json.loads((folder / RUN).read_text())
+        metrics = read(folder / METRICS) if (folder / METRICS).exists() else []
+        iteration = metrics[-1]["iteration"] if metrics else about["ppo"]["iterations"]
+        checksum = file_checksum(folder / "model.safetensors")
+        known = (about["model"], tuple(about["behaviours"]), iteration)
+        return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward)
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    agent: Agent
+    model: str
+    behaviour: str
+    settings: TaskSettings
+    training: dict[str, Any] | None = None
+
+    @property
+    def about(self) -> Row:
+        """What all rows of the cell say."""
+        return {
+            "kind": self.kind,
+            "policy": self.agent.checksum,
+            "policy_model": self.agent.model,
+            "iteration": self.agent.iteration,
+            "model": self.model,
+            "behaviour": self.behaviour,
+            "split": split(self.agent, self.model, self.behaviour),
+            "task": self.settings.to_json(),
+            "training": self.training,
+        }
+
+    @property
+    def name(self) -> str:
+        what = json.dumps([self.about[name] for name in KEY[:6]], sort_keys=True)
+        return f"{self.kind}-{self.behaviour}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+
+def split(agent: Agent, model: str, behaviour: str) -> str:
+    """As this policy sees it: what it was not trained on is held out, of the paper's behaviours."""
+    if behaviour in agent.behaviours and model == agent.model:
+        return "train"
+    own = get_behaviour(behaviour).split
+    return "held-out" if own == "train" else own
+
+
+def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: argparse.Namespace) -> list[Cell]:
+    """All cells, the most important first."""
+    names = shown[agent.model].names
+    ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in names]  # type: ignore[arg-type]
+    held_out = choose(shown[agent.model]).held_out
+    own, size = agent.settings, {"transitions": budget.transitions, "envs": budget.envs, "seed": 0}
+
+    def trained(kind: str, iterations: int) -> list[Cell]:
+        return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | size) for name in held_out]
+
+    found = [Cell("zero-shot", agent, agent.model, name, own) for name in ordered]
+    found += trained("adapted", budget.adapt_iterations)
+    if other is not None:
+        for name in choose(shown[other.model]).held_out:
+            found += [Cell("transfer", a, other.model, name, other.settings) for a in (agent, other)]
+        found += [Cell("transfer", other, agent.model, name, own) for name in held_out]
+    return found + trained("scratch", budget.scratch_iterations)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def deployments(rollouts: int, seeds: int) -> list[Deployment]:
+    """One greedy rollout; sampled ones besides, for every seed."""
+    sampled = [Deployment(TAU, rollouts, best_along_episode=True, seed=seed) for seed in range(seeds)]
+    return [Deployment(TAU, rollouts=0, best_along_episode=True), *sampled]
+
+
+def deploy_rows(
+    model: Model, task: Task, policy: Policy, asked: list[Deployment], settings: TaskSettings, reward: RewardSettings, **more: Any
+) -> list[Row]:
+    behaviour = get_behaviour(task.name)
+    circuits = deploy_together(model, behaviour, task, policy, asked, settings, reward, **more)
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+    return [
+        {
+            "rollouts": deployment.rollouts,
+            "seed": deployment.seed,
+            "K": task.K,
+            "ceiling": task.ceiling,
+            "edges": circuit.edges,
+            "f": circuit.faithfulness,
+            "f_test": circuit.faithfulness_test,
+            "passes": circuit.passes,
+            "seconds": circuit.seconds,
+            "together": len(asked),
+            "note": circuit.settings["note"],
+            "device": device,
+            "version": mechrl.__version__,
+            "torch": torch.__version__,
+        }
+        for deployment, circuit in zip(asked, circuits, strict=True)
+    ]
+
+
+class Bench:
+    """What a process needs for all of its cells: rows, policies, models and tasks, each loaded once."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.deadline = time.monotonic() + arguments.seconds
+        self.path = arguments.out / "rows.jsonl"
+        self.rows = {key(row): row for row in read(self.path)}
+        self.agent = Agent.read(arguments.policy, arguments.pairs)
+        self.other = Agent.read(arguments.other, arguments.pairs) if arguments.other else None
+        self._models: dict[str, Model] = {}
+        self._tasks: dict[tuple[str, str, TaskSettings, RewardSettings], tuple[Task, float]] = {}
+
+    def model(self, name: str) -> Model:
+        if name not in self._models:
+            self._models[name] = load_model(name, device="cpu" if name == "toy" else self.arguments.device)
+        return self._models[name]
+
+    def task(self, cell: Cell) -> Task:
+        """Its engine charged for the preparations, and nothing else."""
+        place = (cell.model, cell.behaviour, cell.settings, cell.agent.reward)
+        if place not in self._tasks:
+            task = task_of(self.model(cell.model), get_behaviour(cell.behaviour), cell.settings, cell.agent.reward)
+            self._tasks[place] = task, task.engine.passes
+        task, prepared = self._tasks[place]
+        task.engine.passes = prepared
+        return task
+
+    def claim(self, name: str) -> bool:
+        """Does this process have it? The first to ask has."""
+        if self.arguments.claims is None:
+            return True
+        try:
+            (self.arguments.claims / hashlib.sha256(name.encode()).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def add(self, rows: Iterable[Row]) -> None:
+        with open(self.path, "a") as file:
+            for row in rows:
+                self.rows[key(row)] = row
+                file.write(json.dumps(row, default=float) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    @cached_property
+    def shown(self) -> dict[str, Gated]:
+        """The behaviours that the models exhibit, of those asked for."""
+        models = [agent.model for agent in (self.agent, self.other) if agent is not None]
+        asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours()
+        for name in models:
+            for behaviour in asked:
+                row: Row = {"kind": "gate", "model": name, "behaviour": behaviour.name, "split": behaviour.split}
+                if key(row) in self.rows:
+                    continue
+                verdict = gate.judge(self.model(name), behaviour)
+                row |= {"exhibited": verdict.exhibited, "reason": verdict.reason, "version": mechrl.__version__}
+                self.rows[key(row)] = row
+                if self.claim(f"gate {name} {behaviour.name}"):
+                    self.add([row])
+        return {name: gated(self.rows.values(), name, [b.name for b in asked]) for name in models}
+
+    def run(self) -> None:
+        arguments = self.arguments
+        asked = deployments(arguments.rollouts, arguments.seeds)
+        wanted = [
+            (cell, [d for d in asked if key(cell.about | {"rollouts": d.rollouts, "seed": d.seed}) not in self.rows])
+            for cell in cells(self.agent, self.other, self.shown, arguments)
+            if arguments.only in f"{cell.kind} {cell.behaviour}"
+        ]
+        todo = [(cell, missing) for cell, missing in wanted if missing]
+        print(f"{len(self.rows)} rows, {len(todo)} cells to go", flush=True)
+        for i, (cell, missing) in enumerate(todo):
+            if not self.claim(cell.name):
+                continue
+            begin = time.monotonic()
+            what = f"{cell.kind} {cell.behaviour} in {cell.model} by the policy of {cell.agent.model}"
+            try:
+                self.check()
+                rows = self.measure(cell, missing)
+            except Interrupted:
+                print(f"time is up at {what}, {len(todo) - i} cells to go", flush=True)
+                return
+            except MechRLError as exc:
+                print(f"{what}: {exc}", flush=True)
+                continue
+            self.add(rows)
+            line = "{edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes".format(**rows[-1])
+            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {what}: {line}", flush=True)
+
+    def check(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise Interrupted
+
+    def measure(self, cell: Cell, missing: list[Deployment]) -> list[Row]:
+        model, task = self.model(cell.model), self.task(cell)
+        policy = load_policy(cell.agent.folder, model.device)
+        before: Row = {}
+        extra: Row = {}
+        try:
+            if cell.training is not None:
+                run = self.train(cell, model, task, policy)
+                policy = run.trainer.policy
+                before = {"passes_before": run.passes_before, "seconds_before": run.seconds}
+                extra = {"passes_training": run.passes(), "seconds_training": run.seconds}
+            rows = deploy_rows(
+                model,
+                task,
+                policy,
+                missing,
+                cell.settings,
+                cell.agent.reward,
+                report=lambda step, line: self.check(),
+                **before,
+            )
+        finally:
+            if torch.cuda.is_available():  # other processes may share the device
+                gc.collect()
+                torch.cuda.empty_cache()
+        rows = [cell.about | row | extra for row in rows]
+        if cell.training is not None and rows[0]["rollouts"] == 0:  # once is enough
+            rows[0]["learning"] = learning(run)
+        return rows
+
+    def train(self, cell: Cell, model: Model, task: Task, policy: Policy) -> Run:
+        """To the end, from where it was left; out of time it is saved and left again."""
+        assert cell.training is not None
+        began = time.perf_counter()
+        config = PPOConfig(**cell.training, deconflict=False)
+        checksum: str | None = cell.agent.checksum
+        if cell.kind == "scratch":
+            torch.manual_seed(config.seed)
+            policy, checksum = Policy(policy.config), None
+        trainer = Trainer([task], config, cell.agent.reward, policy, model.device)
+        folder = self.arguments.out / "work" / cell.name
+        about = describe(model, trainer, cell.settings, checksum)
+        run = Run(folder, trainer, about, resume=(folder / CHECKPOINT).exists(), began=began)
+        for _ in run:
+            if time.monotonic() > self.deadline and not run.finished:
+                run.save()
+                raise Interrupted
+        return run
+
+
+def learning(run: Run) -> dict[str, list[float]]:
+    """Of the episodes that ended in each iteration."""
+    rows = [row for row in read(run.folder / METRICS) if row["episodes"]]
+    names = {"iteration": "iteration", "return": "episode/return", "f": "episode/f", "edges": "episode/edges"}
+    return {name: [row[column] for row in rows] for name, column in names.items()}
+
+
+def gated(rows: Iterable[Row], model: str, asked: list[str]) -> Gated:
+    """What the rows say about a model."""
+    verdicts = {row["behaviour"]: row for row in rows if row["kind"] == "gate" and row["model"] == model}
+    verdicts = {name: verdicts[name] for name in asked if name in verdicts}
+    return Gated({"model": model}, {}, [name for name, row in verdicts.items() if row["exhibited"]], verdicts, {})
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def prepare_rows(arguments: argparse.Namespace) -> None:
+    """The rows at hand, brought together in OUT/rows.jsonl."""
+    path = arguments.out / "rows.jsonl"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = {key(row): row for file in (path, arguments.resume) if file is not None and file.exists() for row in read(file)}
+    temporary = path.with_name(".rows.jsonl")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    os.replace(temporary, path)
+
+
+def share(arguments: argparse.Namespace) -> None:
+    """Runs this script several times at once; every process takes cells that no other has taken."""
+    with tempfile.TemporaryDirectory() as claims:
+        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
+        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.jobs))}
+        workers = [subprocess.Popen(command, env=environment) for _ in range(arguments.jobs)]
+        for worker in workers:
+            worker.wait()
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def spread(rows: list[Row], name: str, digits: int) -> str:
+    return Spread.of(row[name] for row in rows).text(digits) if rows else "–"
+
+
+HEAD = [
+    "K",
+    "ceiling",
+    *("greedy: edges", "f", "f, fresh pairs", "passes"),
+    *("16 + 1: edges", "f", "f, fresh pairs", "passes", f"f ≥ {TAU:g}"),
+]
+
+
+def columns(rows: list[Row]) -> list[str]:
+    """One greedy rollout, then the sampled ones over seeds, of one behaviour."""
+    if not rows:
+        return ["not run", *["–"] * (len(HEAD) - 1)]
+    greedy, sampled = ([row for row in rows if (row["rollouts"] > 0) == drawn] for drawn in (False, True))
+    found = [f"{rows[0]['K']:,}", f"{rows[0]['ceiling']:.3f}"]
+    found += [spread(part, name, digits) for part in (greedy, sampled) for name, digits in NUMBERS]
+    return [*found, f"{sum(row['f'] >= TAU for row in sampled)} of {len(sampled)} seeds"]
+
+
+def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)]
+
+
+def zero_shot_table(names: Iterable[str], rows: list[Row], theirs: Callable[[str], str] | None = None) -> list[str]:
+    """One line a behaviour; `theirs`: the paper's figures for it."""
+    lines = []
+    for name in names:
+        mine = [row for row in rows if row["behaviour"] == name]
+        part = mine[0]["split"] if mine else get_behaviour(name).split
+        lines.append([name, part, *columns(mine), *([theirs(name)] if theirs else [])])
+    return table(["behaviour", "split", *HEAD, *(["GPT-2 in the paper: edges, f"] if theirs else [])], lines)
+
+
+def of_paper(kind: str) -> Callable[[str], str]:
+    """The policy's figures in the paper; of another wording those of the paper's own."""
+
+    def figures(name: str) -> str:
+        family = get_behaviour(name).family
+        if family in paper.TRANSFER:
+            f, edges = paper.TRANSFER[family][kind]
+        elif name in paper.COMPARISON:
+            edges, f, _ = paper.COMPARISON[name]["policy"]
+        else:
+            return "–"
+        return f"{edges:,}, {f:g}"
+
+    return figures
+
+
+def tables(rows: list[Row]) -> list[str]:
+    """Every behaviour that the models exhibit: what was not run says so."""
+    rows = list({key(row): row for row in rows}.values())
+    lines = []
+    for policy in dict.fromkeys(row["policy"] for row in rows if row["kind"] == "zero-shot"):
+        mine = [row for row in rows if row.get("policy") == policy]
+        first = mine[0]
+        shown = gated(rows, first["model"], [b.name for b in behaviours()])
+        chosen = choose(shown)
+        title = f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
+        lines += [title, "", *(note + "\n" for note in chosen.notes), *_of_policy(mine, shown, chosen.held_out)]
+    transfer = [row for row in rows if row["kind"] == "transfer"]
+    if transfer:
+        zero = [row for row in rows if row["kind"] == "zero-shot"]
+        lines += ["# Across models", "", *_across(transfer, zero), ""]
+    return lines
+
+
+def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
+    ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names]  # type: ignore[arg-type]
+    zero = [row for row in mine if row["kind"] == "zero-shot"]
+    run = {row["behaviour"] for row in zero}
+    lines = ["## Zero-shot", "", *zero_shot_table(ordered, zero, of_paper("zero_shot")), ""]
+    lines += [f"{len(run)} of {len(ordered)} behaviours were run. The paper's deployments take "]
+    lines[-1] += f"{paper.PASSES['deployment_passes']:,.0f} passes each.\n"
+    adapted = [row for row in mine if row["kind"] == "adapted"]
+    if adapted:
+        n = adapted[0]["training"]["iterations"]
+        lines += [f"## After a warm start, {n} iterations on the behaviour", ""]
+        lines += [*zero_shot_table(held_out, adapted, of_paper("warm")), ""]
+        lines += ["Passes include those of the training. The paper's warm starts take "]
+        lines[-1] += f"{paper.PASSES['warm_start_passes']:,.0f} passes besides the deployment.\n"
+    scratch = [row for row in mine if row["kind"] == "scratch"]
+    if scratch:
+        n = scratch[0]["training"]["iterations"]
+        lines += [f"## From scratch, {n} iterations on the behaviour", "", *zero_shot_table(held_out, scratch), ""]
+    return lines
+
+
+def _across(transfer: list[Row], zero: list[Row]) -> list[str]:
+    """Every behaviour by the policy of either model; in the first model its own policy's rows are the zero-shot ones."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    there = {(row["model"], row["behaviour"]) for row in transfer}
+    for row in (*zero, *transfer):
+        if (row["model"], row["behaviour"]) in there:
+            groups.setdefault((row["model"], row["behaviour"], row["policy_model"]), []).append(row)
+    lines = [[model, name, by, *columns(rows)] for (model, name, by), rows in sorted(groups.items())]
+    return table(["model", "behaviour", "policy of", *HEAD], lines)
+
+
+# ---- curves ---------------------------------------------------------------------------------------------------------
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Means of the last `SMOOTH` values, at the beginning of those there are."""
+    return [float(np.mean(values[max(0, i + 1 - SMOOTH) : i + 1])) for i in range(len(values))]
+
+
+def figure(rows: list[Row], path: Path) -> None:
+    """Return per iteration after a warm start and from scratch: SVG, PNG and the numbers as CSV."""
+    rows = list({key(row): row for row in rows if "learning" in row}.values())
+    names = list(dict.fromkeys(row["behaviour"] for row in rows))
+    if not names:
+        raise SystemExit("no row has a learning curve yet")
+    labels = {"adapted": ("warm start", BLUE), "scratch": ("from scratch", RED)}
+
+    def paint(canvas: Any) -> None:
+        width = min(4, len(names))
+        axes = canvas.subplots(-(-len(names) // width), width, squeeze=False, sharey=True).flatten()
+        for ax in axes[len(names) :]:
+            ax.set_visible(False)
+        for ax, name in zip(axes, names, strict=False):
+            for row in (row for row in rows if row["behaviour"] == name):
+                label, colour = labels[row["kind"]]
+                known = row["learning"]
+                ax.plot(known["iteration"], known["return"], color=colour, alpha=0.2, linewidth=0.6)
+                ax.plot(known["iteration"], smooth(known["return"]), color=colour, label=label)
+            ax.set_title(name)
+            ax.set_xlabel("iteration")
+        axes[0].set_ylabel("return")
+        axes[0].legend()
+
+    size = (2.6 * min(4, len(names)) + 0.4, 2.3 * -(-len(names) // 4))
+    drawn = draw(path.stem, "", "", "", {}, "", size, paint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".svg").write_bytes(drawn.svg)
+    path.with_suffix(".png").write_bytes(drawn.png)
+    with open(path.with_suffix(".csv"), "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["behaviour", "kind", "iteration", "return", "return_smoothed", "f", "edges"])
+        for row in rows:
+            known = row["learning"]
+            smoothed = smooth(known["return"])
+            for i, values in enumerate(zip(known["iteration"], known["return"], known["f"], known["edges"], strict=True)):
+                iteration, reward, f, edges = values
+                writer.writerow(
+                    [row["behaviour"], row["kind"], iteration, *(f"{x:.6g}" for x in (reward, smoothed[i], f, edges))]
+                )
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--policy", type=Path, help="folder of the policy")
+    parser.add_argument("--other", type=Path, help="folder of a policy that was trained in another model")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
+    parser.add_argument("--only", default="", help="only cells whose 'kind behaviour' contains this")
+    parser.add_argument("--seeds", type=int, default=5, help="of sampled rollouts")
+    parser.add_argument("--rollouts", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=20, help="discovery pairs")
+    parser.add_argument("--adapt-iterations", type=int, default=80)
+    parser.add_argument("--scratch-iterations", type=int, default=200)
+    parser.add_argument("--transitions", type=int, default=512, help="per iteration")
+    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--resume", type=Path, help="rows of an earlier run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    arguments = parser.parse_args(words)
+    if not (arguments.table or arguments.figure or arguments.policy):
+        parser.error("--policy is missing")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.table:
+        print("\n".join(tables(read(arguments.out / "rows.jsonl"))))
+    elif arguments.figure:
+        figure(read(arguments.out / "rows.jsonl"), arguments.figure)
+    elif arguments.claims:
+        Bench(arguments).run()
+    else:
+        prepare_rows(arguments)
+        if arguments.jobs > 1:
+            share(arguments)
+        else:
+            Bench(arguments).run()
+
+
+if __name__ == "__main__":
+    main()
