@@ -1,0 +1,153 @@
+"""The benchmark of policies: every kind of row, work that is left and taken up again, tables and curves from the rows alone."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mechrl.behaviours import get_behaviour
+from mechrl.models import load_model
+from mechrl.rl.env import RewardSettings
+from mechrl.rl.policy import Policy, PolicyConfig
+from mechrl.rl.ppo import PPOConfig, Trainer
+from mechrl.rl.rollout import Deployment, discover, load_policy, trained_with
+from mechrl.rl.tasks import TaskSettings, task_of
+from mechrl.rl.train import Run, describe
+from tests.search.model import write_model
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("ioi", "acronyms", "simple-syllogism", "simple-syllogism-same")
+SMALL = (
+    "--pairs 4 --rollouts 2 --seeds 2 --adapt-iterations 2 --scratch-iterations 3 --transitions 32 --envs 8 --device cpu "
+    f"--behaviours {','.join(NAMES)}"
+).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bench(tmp_path_factory: pytest.TempPathFactory):
+    """The script, with a gate that lets all behaviours but one through: the random model exhibits none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        patch.setenv("MECHRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        script = importlib.import_module("policy_smollm2")
+        judge = lambda model, behaviour: SimpleNamespace(exhibited=behaviour.name != "simple-syllogism", reason="so it is")  # noqa: E731
+        patch.setattr(script.gate, "judge", judge)
+        yield script
+
+
+def train(folder: Path, name: str, seed: int) -> Path:
+    """A policy that was trained a little, on one behaviour of a model."""
+    settings, reward = TaskSettings(pairs=4, k=30), RewardSettings(max_steps=4, best_so_far=True, look_again=0.8, margin=0.2)
+    model = load_model(name, device="cpu")
+    torch.manual_seed(seed)
+    task = task_of(model, get_behaviour("ioi"), settings, reward)
+    trainer = Trainer([task], PPOConfig(1, 32, 8, seed=seed), reward, Policy(PolicyConfig(8)))
+    for _ in Run(folder, trainer, describe(model, trainer, settings)):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("policies")
+    other = str(write_model(folder / "model", layers=2))
+    return ["--policy", str(train(folder / "toy", "toy", 0)), "--other", str(train(folder / "other", other, 1))]
+
+
+@pytest.fixture(scope="module")
+def out(bench, policies: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where everything was measured."""
+    folder = tmp_path_factory.mktemp("out")
+    measure(bench, folder, policies)
+    return folder
+
+
+def measure(bench, folder: Path, words: list[str], **change: Any) -> list[dict[str, Any]]:
+    arguments = bench.parse([str(folder), *words, *SMALL])
+    bench.prepare_rows(arguments)
+    work = bench.Bench(arguments)
+    for name, value in change.items():
+        setattr(work, name, value)
+    work.run()
+    return bench.read(folder / "rows.jsonl")
+
+
+def told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what a clock said, and without who ran beside it."""
+    return {name: value for name, value in row.items() if "seconds" not in name and name != "together"}
+
+
+def test_every_cell_has_its_rows(bench, out):
+    rows = bench.read(out / "rows.jsonl")
+    assert len({bench.key(row) for row in rows}) == len(rows)
+    # two models, four behaviours; held out are two, one of them a stand-in; one greedy deployment and two seeds of each cell
+    counts = Counter(row["kind"] for row in rows)
+    assert counts == {"gate": 8, "zero-shot": 9, "adapted": 6, "scratch": 6, "transfer": 18}
+    zero = [row["behaviour"] for row in rows if row["kind"] == "zero-shot"]
+    assert list(dict.fromkeys(zero)) == ["acronyms", "simple-syllogism-same", "ioi"]
+    assert not any(row["exhibited"] for row in rows if row["kind"] == "gate" and row["behaviour"] == "simple-syllogism")
+    by = Counter((row["model"] == "toy", row["policy_model"] == "toy") for row in rows if row["kind"] == "transfer")
+    assert by == {(True, False): 6, (False, False): 6, (False, True): 6}
+    for row in rows:
+        if row["kind"] in bench.TRAINED:
+            assert ("learning" in row) == (row["rollouts"] == 0) and row["passes"] > row["passes_training"] > 0
+
+
+def test_rows_are_what_discover_finds(bench, out, policies):
+    folder, model = Path(policies[1]), load_model("toy", device="cpu")
+    settings, reward = trained_with(folder)
+    for row in bench.read(out / "rows.jsonl"):
+        if row["kind"] != "zero-shot" or row["behaviour"] != "acronyms":
+            continue
+        deployment = Deployment(0.9, row["rollouts"], seed=row["seed"])
+        circuit = discover(model, get_behaviour("acronyms"), load_policy(folder), deployment, settings, reward)
+        assert (row["edges"], row["passes"], row["f_test"]) == (circuit.edges, circuit.passes, circuit.faithfulness_test)
+        assert row["f"] == pytest.approx(circuit.faithfulness, abs=1e-6)
+
+
+def test_what_was_left_goes_on_to_the_same_rows(bench, out, policies, tmp_path, capsys):
+    whole = {bench.key(row): told(row) for row in bench.read(out / "rows.jsonl")}
+    some = [json.dumps(row) for row in whole.values() if row["kind"] == "gate" or (row["kind"] == "adapted" and row["seed"])]
+    (tmp_path / "some.jsonl").write_text("\n".join([*some, some[-1][:40]]))  # the last line was cut short
+    words = [*policies, "--resume", str(tmp_path / "some.jsonl"), "--only", "adapted acronyms"]
+    left = measure(bench, tmp_path / "out", words, deadline=0.0, check=lambda: None)  # out of time after one iteration
+    assert [json.dumps(row) for row in left] == some and "time is up" in capsys.readouterr().out
+    rows = measure(bench, tmp_path / "out", words)
+    assert {bench.key(row): told(row) for row in rows}.items() <= whole.items()
+    assert len([row for row in rows if row["behaviour"] == "acronyms" and row["kind"] == "adapted"]) == 3
+    again = measure(bench, tmp_path / "out", words)
+    assert again == rows and "0 cells to go" in capsys.readouterr().out
+
+
+def test_tables_have_every_behaviour_and_say_what_is_missing(bench, out):
+    rows = bench.read(out / "rows.jsonl")
+    lines = bench.tables(rows)
+    text = "\n".join(lines)
+    assert "does not exhibit simple-syllogism (so it is); simple-syllogism-same stands in" in text and "not run" not in text
+    sampled = [row for row in rows if row["kind"] == "zero-shot" and row["behaviour"] == "ioi" and row["rollouts"]]
+    mean = sum(row["f"] for row in sampled) / len(sampled)
+    assert any(line.startswith("| ioi | train |") and f"{mean:.3f} ± " in line for line in lines)
+    across = text.partition("# Across models")[2]
+    assert across.count("| acronyms |") == across.count("| simple-syllogism-same |") == 4  # two models, two policies
+    fewer = "\n".join(bench.tables([row for row in rows if row["kind"] != "zero-shot" or row["behaviour"] != "ioi"]))
+    assert "| ioi | train | not run |" in fewer and "2 of 3 behaviours were run" in fewer
+
+
+def test_curves_are_drawn_from_rows(bench, out, tmp_path):
+    bench.figure(bench.read(out / "rows.jsonl"), tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes().startswith(b"<?xml") and (tmp_path / "curves.png").exists()
+    with open(tmp_path / "curves.csv") as file:
+        found = list(csv.DictReader(file))
+    of = Counter((row["behaviour"], row["kind"]) for row in found)
+    assert set(of) == {(name, kind) for name in ("acronyms", "simple-syllogism-same") for kind in bench.TRAINED}
+    assert all(n <= {"adapted": 2, "scratch": 3}[kind] for (_, kind), n in of.items())
+    assert bench.smooth([1.0, 2.0, 3.0]) == [1.0, 1.5, 2.0]
+    assert bench.smooth([0.0] * 5 + [1.0] * 10)[-1] == 1.0
