@@ -1,9 +1,11 @@
 """Ships a trained policy: copies it from its run's folder into the package, deploys it, and writes card.md.
 
     python benchmarks/policy_card.py runs/toy toy --seeds 3
+    python benchmarks/policy_card.py benchmarks/policy/smollm2 smollm2 --rows benchmarks/policy/smollm2/rows.jsonl
 
 For every behaviour that the model exhibits, of the training and the held-out split: size, f on discovery and on fresh test pairs, and
-passes, of one greedy rollout, and of 16 sampled ones besides, mean ± standard deviation over seeds.
+passes, of one greedy rollout, and of 16 sampled ones besides, mean ± standard deviation over seeds. With --rows, what policy_smollm2.py
+has measured of this policy is taken instead.
 """
 
 from __future__ import annotations
@@ -11,21 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from policy_smollm2 import TAU, Agent, Cell, Row, columns, deploy_rows, key, read, zero_shot_table
+from policy_smollm2 import deployments as asked
 
 from mechrl import gate
 from mechrl.behaviours import behaviours
 from mechrl.models import load_model
-from mechrl.rl.rollout import SHIPPED, Deployment, deploy, load_policy, trained_with
+from mechrl.rl.rollout import SHIPPED, load_policy
 from mechrl.rl.tasks import task_of
-from mechrl.rl.train import METRICS, RUN
+from mechrl.rl.train import METRICS, RUN, file_checksum
 
 _FILES = ("config.json", "model.safetensors", RUN)
 _POINTS = 12  # rows of the curve
-_COLUMNS = (("edges", 0), ("faithfulness", 3), ("faithfulness_test", 3), ("passes", 0))
 
 
 def main() -> None:
@@ -34,9 +37,9 @@ def main() -> None:
     parser.add_argument("name", help="of the policy: toy or smollm2")
     parser.add_argument("--model", help="to deploy it on; by default the one it was trained on")
     parser.add_argument("--seeds", type=int, default=5, help="of rollouts, per behaviour")
-    parser.add_argument("--tau", type=float, default=0.9)
     parser.add_argument("--pairs", type=int, default=20, help="discovery pairs of the deployments")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=Path, help="deployments that policy_smollm2.py has measured")
     parser.add_argument("--no-copy", action="store_true", help="write the card beside the run instead of shipping it")
     arguments = parser.parse_args()
 
@@ -44,7 +47,7 @@ def main() -> None:
     rows = [json.loads(line) for line in (arguments.run / METRICS).read_text().splitlines()]
     lines = [f"# The policy `{arguments.name}`", "", *provenance(about, rows), "", "## Training", "", *curve(rows), ""]
     lines += ["f, edges and reached τ are those of the episodes' last circuits.", ""]
-    lines += ["## What it finds", "", *deployments(arguments, about), ""]
+    lines += ["## What it finds", "", *deployments(arguments), ""]
     folder = arguments.run if arguments.no_copy else SHIPPED / arguments.name
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.no_copy:
@@ -85,50 +88,49 @@ def curve(rows: list[dict]) -> list[str]:
         ended = [row for row in part if row["episodes"]]
         n = [row["episodes"] for row in ended]
         cells = [f"{part[0]['iteration']}–{part[-1]['iteration']}", str(sum(n))]
-        for key, digits in (("return", 3), ("f", 3), ("edges", 0), ("reached", 2)):
-            cells.append(f"{np.average([row[f'episode/{key}'] for row in ended], weights=n):.{digits}f}" if ended else "–")
+        for name, digits in (("return", 3), ("f", 3), ("edges", 0), ("reached", 2)):
+            cells.append(f"{np.average([row[f'episode/{name}'] for row in ended], weights=n):.{digits}f}" if ended else "–")
         cells.append(f"{np.mean([row['loss/entropy'] for row in part]):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def deployments(arguments: argparse.Namespace, about: dict) -> list[str]:
-    model = load_model(arguments.model or about["model"], device=arguments.device)
-    policy = load_policy(arguments.run, model.device)
-    settings, reward = trained_with(arguments.run)
-    settings = replace(settings, pairs=arguments.pairs)
-    lines = [
-        f"On `{model.name}`: the smallest circuit with f ≥ {arguments.tau:g} along the episodes, else the most faithful. First of one "
-        f"greedy rollout; then of 16 sampled ones and the greedy one, mean ± standard deviation over {arguments.seeds} seeds of rollouts.",
+def deployments(arguments: argparse.Namespace) -> list[str]:
+    rows = measured(arguments) if arguments.rows else deployed(arguments)
+    names = [b.name for b in behaviours() if any(row["behaviour"] == b.name for row in rows)]
+    seeds = Counter(len([row for row in rows if row["behaviour"] == name and row["rollouts"]]) for name in names)
+    n = f"{min(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    return [
+        f"On `{rows[0]['model']}`: the smallest circuit with f ≥ {TAU:g} along the episodes, else the most faithful. First of one "
+        f"greedy rollout; then of 16 sampled ones and the greedy one, mean ± standard deviation over {n} of rollouts.",
         "",
-        "| behaviour | split | candidates | ceiling | greedy: edges | f | f, fresh pairs | passes "
-        "| 16 + 1: edges | f | f, fresh pairs | passes |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *zero_shot_table(names, rows),
     ]
+
+
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    """The rows of this policy."""
+    checksum = file_checksum(arguments.run / "model.safetensors")
+    rows = {key(row): row for row in read(arguments.rows) if row["kind"] == "zero-shot" and row["policy"] == checksum}
+    if not rows:
+        raise SystemExit(f"{arguments.rows}: no row is of the policy in {arguments.run}")
+    return list(rows.values())
+
+
+def deployed(arguments: argparse.Namespace) -> list[Row]:
+    agent = Agent.read(arguments.run, arguments.pairs)
+    model = load_model(arguments.model or agent.model, device=arguments.device)
+    policy = load_policy(arguments.run, model.device)
+    rows = []
     for behaviour in [*behaviours("train"), *behaviours("held-out")]:
         if not gate.judge(model, behaviour).exhibited:
             continue
-        task = task_of(model, behaviour, settings, reward)
-        prepared = task.engine.passes  # part of every deployment's cost
-        circuits = []
-        for deployment in (
-            Deployment(arguments.tau, rollouts=0, best_along_episode=True),
-            *(Deployment(arguments.tau, seed=seed, best_along_episode=True) for seed in range(arguments.seeds)),
-        ):
-            task.engine.passes = prepared
-            circuits.append(deploy(model, behaviour, task, policy, deployment, settings, reward))
-        greedy, *sampled = circuits
-        split = "train" if behaviour.name in about["behaviours"] and model.name == about["model"] else "held out"
-        cells = [behaviour.name, split, f"{task.K:,}", f"{task.ceiling:.3f}"]
-        cells += [f"{getattr(greedy, key):,.{digits}f}" for key, digits in _COLUMNS]
-        cells += [spread([getattr(circuit, key) for circuit in sampled], digits) for key, digits in _COLUMNS]
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return lines
-
-
-def spread(numbers: list[float], digits: int) -> str:
-    return f"{np.mean(numbers):,.{digits}f} ± {np.std(numbers):,.{digits}f}"
+        task = task_of(model, behaviour, agent.settings, agent.reward)
+        cell = Cell("zero-shot", agent, model.name, behaviour.name, agent.settings)
+        found = deploy_rows(model, task, policy, asked(16, arguments.seeds), agent.settings, agent.reward)
+        rows += [cell.about | row for row in found]
+        print(behaviour.name, *columns(found), sep=", ", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

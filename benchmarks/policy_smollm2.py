@@ -25,6 +25,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,10 @@ NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deploym
 
 
 def key(row: Row) -> str:
-    return json.dumps([row.get(name) for name in KEY], sort_keys=True)
+    """Of its settings only what is not as always: one that comes with a later version must not make other rows of these."""
+    usual = TaskSettings().to_json()
+    task = {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}
+    return json.dumps([(row | {"task": task}).get(name) for name in KEY], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,13 @@ class Cell:
         }
 
     @property
+    def label(self) -> str:
+        return f"{self.kind} {self.behaviour} in {self.model} by the policy of {self.agent.model}"
+
+    @property
     def name(self) -> str:
-        what = json.dumps([self.about[name] for name in KEY[:6]], sort_keys=True)
-        return f"{self.kind}-{self.behaviour}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+        """Of its files, and its own."""
+        return f"{self.kind}-{self.behaviour}-{hashlib.sha256(key(self.about).encode()).hexdigest()[:10]}"
 
 
 def split(agent: Agent, model: str, behaviour: str) -> str:
@@ -254,7 +262,7 @@ class Bench:
         wanted = [
             (cell, [d for d in asked if key(cell.about | {"rollouts": d.rollouts, "seed": d.seed}) not in self.rows])
             for cell in cells(self.agent, self.other, self.shown, arguments)
-            if arguments.only in f"{cell.kind} {cell.behaviour}"
+            if re.search(arguments.only, cell.label)
         ]
         todo = [(cell, missing) for cell, missing in wanted if missing]
         print(f"{len(self.rows)} rows, {len(todo)} cells to go", flush=True)
@@ -262,19 +270,18 @@ class Bench:
             if not self.claim(cell.name):
                 continue
             begin = time.monotonic()
-            what = f"{cell.kind} {cell.behaviour} in {cell.model} by the policy of {cell.agent.model}"
             try:
                 self.check()
                 rows = self.measure(cell, missing)
             except Interrupted:
-                print(f"time is up at {what}, {len(todo) - i} cells to go", flush=True)
+                print(f"time is up at {cell.label}, {len(todo) - i} cells to go", flush=True)
                 return
             except MechRLError as exc:
-                print(f"{what}: {exc}", flush=True)
+                print(f"{cell.label}: {exc}", flush=True)
                 continue
             self.add(rows)
             line = "{edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes".format(**rows[-1])
-            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {what}: {line}", flush=True)
+            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.label}: {line}", flush=True)
 
     def check(self) -> None:
         if time.monotonic() > self.deadline:
@@ -537,7 +544,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--other", type=Path, help="folder of a policy that was trained in another model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
-    parser.add_argument("--only", default="", help="only cells whose 'kind behaviour' contains this")
+    parser.add_argument("--only", default="", help="only cells whose line matches this, like 'transfer .* in toy'")
     parser.add_argument("--seeds", type=int, default=5, help="of sampled rollouts")
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=20, help="discovery pairs")

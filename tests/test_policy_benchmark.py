@@ -26,7 +26,7 @@ from tests.search.model import write_model
 ROOT = Path(__file__).parents[1]
 NAMES = ("ioi", "acronyms", "simple-syllogism", "simple-syllogism-same")
 SMALL = (
-    "--pairs 4 --rollouts 2 --seeds 2 --adapt-iterations 2 --scratch-iterations 3 --transitions 32 --envs 8 --device cpu "
+    "--pairs 4 --rollouts 2 --seeds 2 --adapt-iterations 2 --scratch-iterations 3 --transitions 16 --envs 4 --device cpu "
     f"--behaviours {','.join(NAMES)}"
 ).split()
 
@@ -139,6 +139,17 @@ def test_tables_have_every_behaviour_and_say_what_is_missing(bench, out):
     assert across.count("| acronyms |") == across.count("| simple-syllogism-same |") == 4  # two models, two policies
     fewer = "\n".join(bench.tables([row for row in rows if row["kind"] != "zero-shot" or row["behaviour"] != "ioi"]))
     assert "| ioi | train | not run |" in fewer and "2 of 3 behaviours were run" in fewer
+
+
+def test_a_card_takes_the_rows_of_its_policy(bench, out, policies):
+    card = importlib.import_module("policy_card")
+    of = lambda policy: SimpleNamespace(run=Path(policy), rows=out / "rows.jsonl")  # noqa: E731
+    lines = card.deployments(of(policies[1]))
+    assert "over 2 seeds" in lines[0]
+    zero = [row for row in bench.read(out / "rows.jsonl") if row["kind"] == "zero-shot"]
+    assert lines[2:] == bench.zero_shot_table(("ioi", "acronyms", "simple-syllogism-same"), zero)
+    with pytest.raises(SystemExit, match="no row is of the policy"):
+        card.deployments(of(policies[3]))
 
 
 def test_curves_are_drawn_from_rows(bench, out, tmp_path):
