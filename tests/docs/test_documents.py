@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -239,14 +240,19 @@ def test_results_stand_in_the_benchmarks() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables if line.startswith("| ")]
     head = rows[0]
     at = {key: head.index(key) for key in ("behaviour", "method", "edges", "f test", "passes")}
+    policy = (ROOT / "benchmarks" / "policy" / "smollm2" / "tables.md").read_text().split("\n## ")[1].splitlines()
+    greedy = {r[0]: r for line in policy if line.startswith("| ") for r in [[cell.strip() for cell in line.strip("|").split("|")]]}
+    assert greedy["behaviour"][4:8] == ["greedy: edges", "f", "f, fresh pairs", "passes"]
     readme = (ROOT / "README.md").read_text().splitlines()
-    begin = readme.index("| behaviour | EAP-IG greedy | ACDC | blockwise |")
+    begin = readme.index("| behaviour | EAP-IG greedy | ACDC | blockwise | policy |")
     methods = ["EAP-IG greedy", "ACDC", "blockwise"]
     checked = 0
     for line in readme[begin + 2 :]:
         if not line.startswith("|"):
             break
-        behaviour, *found = [cell.strip() for cell in line.strip("|").split("|")]
+        behaviour, *found, of_policy = [cell.strip() for cell in line.strip("|").split("|")]
+        edges, f, f_test, passes = greedy[behaviour][4:8]
+        assert of_policy == (f"{edges}, {f_test}, {passes}" if float(f) >= 0.9 else "not reached"), behaviour
         for method, cell in zip(methods, found, strict=True):
             mine = [r for r in rows if r[at["behaviour"]] == behaviour and re.sub(r",? [\d.]+$", "", r[at["method"]]) == method]
             if cell == "not reached":
@@ -259,6 +265,12 @@ def test_results_stand_in_the_benchmarks() -> None:
                 )
             checked += 1
     assert checked == 15
+
+
+def test_the_comparison_is_what_its_script_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["results.py"])
+    runpy.run_path(str(ROOT / "benchmarks" / "results.py"), run_name="__main__")
+    assert capsys.readouterr().out in (ROOT / "docs" / "results.md").read_text()
 
 
 def test_numbers_beside_a_benchmark_stand_in_it() -> None:

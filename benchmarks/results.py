@@ -1,0 +1,104 @@
+"""The policy beside the searches, on the same pairs: what docs/results.md shows.
+
+    python benchmarks/results.py [--model smollm2]
+
+Reads the rows of `search_smollm2.py` and `policy_smollm2.py`; nothing is run. Every method at f ≥ 0.9 on the 20 discovery pairs, with f on
+fresh pairs beside it. Of ACDC's thresholds the one with the smallest circuit that reaches τ counts, and its passes alone, though one
+does not know beforehand which that is. The policy's 16 sampled rollouts and the greedy one are a mean over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+TAU = 0.9
+SEARCHES = {"greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning", "blockwise": "blockwise"}
+POLICIES = {0: "policy, greedy", 16: "policy, 16 + 1"}
+Row = dict[str, Any]
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
+    """By behaviour and method the smallest circuit that reached τ; none if no setting did."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row["table"] != "discovery" or "error" in row or row["settings"]["whole_graph"]:
+            continue
+        best = found.setdefault(row["behaviour"], {}).setdefault(SEARCHES.get(row["settings"]["method"], ""), [])
+        if row["f"] >= TAU and (not best or row["edges_pruned"] < best[0]["edges"]):
+            best[:] = [{"edges": row["edges_pruned"], "f": row["f"], "f_test": row["f_test"], "passes": row["passes"]}]
+    return found
+
+
+def of_policy(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
+    """By behaviour and number of rollouts, all seeds."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row["kind"] == "zero-shot" and row["model"] == "smollm2" and "edges" in row:
+            found.setdefault(row["behaviour"], {}).setdefault(POLICIES[row["rollouts"]], []).append(row)
+    return found
+
+
+def cells(rows: list[Row] | None) -> list[str]:
+    """Edges, f on fresh pairs and passes."""
+    if rows is None:
+        return ["not run", "", ""]
+    if not rows or any(row["f"] < TAU for row in rows):
+        return ["not reached", "", ""]
+    spread = [[row[key] for row in rows] for key in ("edges", "f_test", "passes")]
+    return [
+        f"{np.mean(numbers):,.{digits}f}" + (f" ± {np.std(numbers, ddof=1):,.{digits}f}" if len(rows) > 1 else "")
+        for numbers, digits in zip(spread, (0, 3, 0), strict=True)
+    ]
+
+
+def overfitting(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dict[str, list[Row]]]) -> None:
+    """What f loses on fresh pairs, where all of these methods reach τ and so have about the same f to lose from; ACDC overshoots τ."""
+    methods = ["EAP-IG greedy", "ACDC", "blockwise", *POLICIES.values()]
+    found = {name: searches.get(name, {}) | policy[name] for name in policy}
+    common = [name for name, of in found.items() if all(of.get(m) and all(r["f"] >= TAU for r in of[m]) for m in methods)]
+    print(f"Where all of them reach {TAU} ({', '.join(common)}):\n")
+    print("| method | mean f, discovery pairs | mean f, fresh pairs | loss |\n| --- | --- | --- | --- |")
+    for method in methods:
+        f, fresh = (np.mean([np.mean([row[key] for row in found[name][method]]) for name in common]) for key in ("f", "f_test"))
+        print(f"| {method} | {f:.3f} | {fresh:.3f} | {f - fresh:.3f} |")
+    print()
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    searches, policy = of_searches(read(HERE / "search/rows.jsonl")), of_policy(read(HERE / "policy/smollm2/rows.jsonl"))
+    methods = [*(name for name in SEARCHES.values()), *POLICIES.values()]
+    print(f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |")
+    smaller: dict[str, list[tuple[bool, bool]]] = {}
+    for behaviour in policy:
+        both = searches.get(behaviour, {}) | policy[behaviour]
+        for method in methods:
+            print("|", " | ".join([behaviour, method, *cells(both.get(method))]), "|")
+        ours = both.get(POLICIES[16])
+        for rival in SEARCHES.values():
+            theirs = both.get(rival)
+            if ours and theirs and all(row["f"] >= TAU for row in ours):
+                pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
+                smaller.setdefault(rival, []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
+    print()
+    overfitting(searches, policy)
+    for rival, won in smaller.items():
+        n = len(won)
+        print(
+            f"- Against {rival}, where both reach {TAU} ({n} behaviours): the policy with 16 + 1 rollouts is smaller on "
+            f"{sum(a for a, _ in won)}, cheaper on {sum(b for _, b in won)}, both on {sum(a and b for a, b in won)}."
+        )
+
+
+if __name__ == "__main__":
+    main()
