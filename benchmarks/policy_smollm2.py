@@ -7,7 +7,7 @@
 gate       does the model exhibit the behaviour? If not, there is no other row of it
 zero-shot  the policy as it is, on every behaviour that its model exhibits
 adapted    after 80 iterations on the behaviour itself, for held-out behaviours or those that stand in for them
-scratch    after 200 iterations on it, from an untrained policy of the same configuration
+scratch    after 200 iterations on it, from an untrained policy of the same configuration; both with the policy's own discount
 transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
 
 Deployed once greedily, and with 16 sampled rollouts besides for every seed, all in one batch: the smallest circuit with f ≥ 0.9 along the
@@ -49,11 +49,12 @@ from mechrl.evaluate.run import Gated
 from mechrl.evaluate.spread import Spread
 from mechrl.models import load_model
 from mechrl.models.base import Model
+from mechrl.models.loading import resolve_device
 from mechrl.report.figures import BLUE, RED, draw
 from mechrl.rl.env import RewardSettings, Task
 from mechrl.rl.policy import Policy
 from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import Deployment, deploy_together, load_policy, trained_with
+from mechrl.rl.rollout import Deployment, deploy_together, learned_with, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted
@@ -62,6 +63,7 @@ Row = dict[str, Any]
 TAU = 0.9
 KEY = ("kind", "policy", "model", "behaviour", "task", "training", "rollouts", "seed")  # what tells rows apart
 TRAINED = ("adapted", "scratch")
+ENVS = {"cpu": 32, "cuda": 128}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
 SMOOTH = 10  # iterations that a point of a curve is the mean of
 NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deployment, and their digits
 
@@ -84,6 +86,7 @@ class Agent:
     iteration: int  # of its training
     settings: TaskSettings
     reward: RewardSettings
+    ppo: dict[str, Any]  # what more training has of its own
 
     @staticmethod
     def read(folder: Path, pairs: int) -> Agent:
@@ -93,7 +96,7 @@ class Agent:
         iteration = metrics[-1]["iteration"] if metrics else about["ppo"]["iterations"]
         checksum = file_checksum(folder / "model.safetensors")
         known = (about["model"], tuple(about["behaviours"]), iteration)
-        return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward)
+        return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward, learned_with(folder))
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
     names = shown[agent.model].names
     ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in names]  # type: ignore[arg-type]
     held_out = choose(shown[agent.model]).held_out
-    own, size = agent.settings, {"transitions": budget.transitions, "envs": budget.envs, "seed": 0}
+    own, ppo = agent.settings, {"transitions": budget.transitions, "envs": budget.envs, "seed": 0} | agent.ppo
 
     def trained(kind: str, iterations: int) -> list[Cell]:
-        return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | size) for name in held_out]
+        return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | ppo) for name in held_out]
 
     found = [Cell("zero-shot", agent, agent.model, name, own) for name in ordered]
     found += trained("adapted", budget.adapt_iterations)
@@ -203,12 +206,16 @@ class Bench:
         self.rows = {key(row): row for row in read(self.path)}
         self.agent = Agent.read(arguments.policy, arguments.pairs)
         self.other = Agent.read(arguments.other, arguments.pairs) if arguments.other else None
+        arguments.envs = arguments.envs or ENVS[self.device(self.agent.model).type]
         self._models: dict[str, Model] = {}
         self._tasks: dict[tuple[str, str, TaskSettings, RewardSettings], tuple[Task, float]] = {}
 
+    def device(self, model: str) -> torch.device:
+        return resolve_device("cpu" if model == "toy" else self.arguments.device)
+
     def model(self, name: str) -> Model:
         if name not in self._models:
-            self._models[name] = load_model(name, device="cpu" if name == "toy" else self.arguments.device)
+            self._models[name] = load_model(name, device=self.device(name))
         return self._models[name]
 
     def task(self, cell: Cell) -> Task:
@@ -551,7 +558,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--adapt-iterations", type=int, default=80)
     parser.add_argument("--scratch-iterations", type=int, default=200)
     parser.add_argument("--transitions", type=int, default=512, help="per iteration")
-    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--envs", type=int, help="episodes side by side; default: {cuda} on a GPU, else {cpu}".format(**ENVS))
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")

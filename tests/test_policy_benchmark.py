@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,36 @@ def test_what_was_left_goes_on_to_the_same_rows(bench, out, policies, tmp_path, 
     assert len([row for row in rows if row["behaviour"] == "acronyms" and row["kind"] == "adapted"]) == 3
     again = measure(bench, tmp_path / "out", words)
     assert again == rows and "0 cells to go" in capsys.readouterr().out
+
+
+def test_more_training_has_the_discount_of_the_policy(bench, out, policies, tmp_path):
+    folder = tmp_path / "policy"
+    shutil.copytree(policies[1], folder)
+    about = json.loads((folder / "run.json").read_text())
+    about["ppo"]["gamma"] = 1.0
+    (folder / "run.json").write_text(json.dumps(about))
+    words = ["--policy", str(folder), "--resume", str(out / "rows.jsonl"), "--only", "(adapted|scratch) acronyms"]
+    rows = {bench.key(row): row for row in measure(bench, tmp_path / "out", words)}
+    papers = {bench.key(row) for row in bench.read(out / "rows.jsonl")}  # these stay what they were
+    ours = [row for name, row in rows.items() if name not in papers]
+    assert papers < rows.keys() and Counter(row["kind"] for row in ours) == {"adapted": 3, "scratch": 3}
+    assert all(row["training"]["gamma"] == 1.0 for row in ours)
+    assert not any("gamma" in row["training"] for name, row in rows.items() if name in papers and row.get("training"))
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "out" / "work").glob("*/run.json")]
+    assert [run["ppo"]["gamma"] for run in runs] == [1.0, 1.0]
+
+
+def test_a_gpu_trains_in_more_episodes_side_by_side(bench, policies, tmp_path, monkeypatch):
+    def envs(policy: str, *words: str) -> int:
+        arguments = bench.parse([str(tmp_path), "--policy", policy, *words])
+        bench.prepare_rows(arguments)
+        return bench.Bench(arguments).arguments.envs
+
+    toy, other = policies[1], policies[3]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert (envs(other), envs(toy), envs(other, "--device", "cpu"), envs(other, "--envs", "64")) == (128, 32, 32, 64)
+    assert bench.parse(["out", "--table"]).transitions == PPOConfig().transitions == 512
 
 
 def test_tables_have_every_behaviour_and_say_what_is_missing(bench, out):

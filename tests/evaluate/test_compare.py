@@ -60,6 +60,19 @@ def test_candidate_sets_that_spare_nothing_are_not_spoken_of() -> None:
     assert fewer.arguments["setting"]["spare"] == 0.01 and fewer.name != cell("policy").name
 
 
+def test_a_discount_is_spoken_of_if_it_is_not_the_papers() -> None:
+    """Where more is trained, and nowhere else: other cells keep their names."""
+    ours = replace(AGENT, ppo={"gamma": 1.0})
+    for method in compare.POLICIES:
+        own = circuit_cell(MODEL, "ioi", method, "discovery", 0, Budget(), ours)
+        if method in ("policy", "policy-greedy"):
+            assert own == cell(method)
+        else:
+            papers, changed = (c.arguments["policy"]["ppo"] for c in (cell(method), own))
+            assert set(papers) == {"iterations", "transitions", "envs"} and changed == papers | {"gamma": 1.0}
+            assert own.name != cell(method).name and own.alone != cell(method).alone
+
+
 def test_one_greedy_rollout_is_a_method() -> None:
     greedy, sampled = cell("policy-greedy").arguments, cell("policy").arguments
     assert greedy["deployment"]["rollouts"] == 0 and sampled["deployment"]["rollouts"] == 16

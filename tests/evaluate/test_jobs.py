@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,21 @@ def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -
     assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result["passes"] > 16 * 3 / 20
     found = circuit_cell(MODEL, "acronyms", "policy", "paper", 0, BUDGET, agent)
     assert jobs.do(hands(tmp_path, mine.place.scratch(cell)), found)["f"] > 0.5
+
+
+def test_more_training_has_the_discount_of_the_policy(tmp_path: Path, policy: Path) -> None:
+    known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 40}, "reward": {"max_steps": 5}, "width": 8}
+    ppo = {"iterations": 1, "transitions": 16, "envs": 4, "gamma": 1.0}
+    training = Cell("train", MODEL | known | {"ppo": ppo}, alone="policy")
+    folder = hands(tmp_path, policy).place.scratch(training)
+    jobs.do(hands(tmp_path, policy), training)
+    agent, mine = read_agent(folder), hands(tmp_path, folder)
+    assert agent.ppo == {"gamma": 1.0} and read_agent(policy).ppo == {}
+    budget = replace(BUDGET, adapt_iterations=1, scratch_iterations=1)
+    for method in ("policy-adapted", "policy-from-scratch"):
+        cell = circuit_cell(MODEL, "acronyms", method, "discovery", 0, budget, agent)
+        jobs.do(mine, cell)
+        assert json.loads((mine.place.scratch(cell) / "run.json").read_text())["ppo"]["gamma"] == 1.0
 
 
 def test_cells_have_the_candidates_and_the_target_of_training(tmp_path: Path, policy: Path) -> None:

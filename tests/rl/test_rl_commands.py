@@ -9,14 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from mechrl import demo
+from mechrl import attribution, demo
+from mechrl.behaviours import DISCOVERY_SEED, get_behaviour
 from mechrl.circuit import Circuit
+from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.models import load_model
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.rl.rollout import load_policy
+from mechrl.rl.tasks import candidates_of
 from tests.search.model import write_model
 
 TIMES = ("seconds", "steps_per_second")
@@ -140,8 +145,22 @@ def test_from_scratch_takes_all_of_a_policy_but_its_weights(model: str, policy: 
     assert warm["policy"] == scratch["policy"] and scratch["policy"]["width"] == 16
     assert warm["task"] == scratch["task"] and warm["reward"] == scratch["reward"]
     assert warm["init_from"] and scratch["init_from"] is None
+    assert warm["ppo"] == scratch["ppo"] and warm["ppo"]["gamma"] == 0.99  # the policy's, and the paper's
     assert not warm["ppo"]["deconflict"] and warm["command"].startswith("mechrl")
     assert Circuit.load(tmp_path / "scratch" / "circuit.json").method == "policy-from-scratch"
+
+
+def candidates(circuit: Circuit) -> set[int]:
+    """What a policy started from: what it kept, and what it cut or died with that."""
+    return {*np.flatnonzero(circuit.mask).tolist(), *circuit.order}
+
+
+def candidates_by(model: str, k: int, spare: float) -> set[int]:
+    """The same from the scores."""
+    loaded, ioi = load_model(model, device="cpu"), get_behaviour("ioi")
+    pairs = ioi.pairs(loaded.tokenizer, 4, DISCOVERY_SEED, part="discovery", n_ctx=loaded.spec.n_ctx)
+    engine = Engine(loaded, pairs)
+    return set(candidates_of(engine, [attribution.cached(engine, pairs, ioi.metric)], k, spare).tolist())
 
 
 def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: Path, capsys) -> None:
@@ -150,7 +169,7 @@ def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: 
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == KEYS
     circuit = Circuit.load(printed["circuit"])
-    assert circuit.settings["candidates"] == 40  # as the policy was trained
+    assert candidates(circuit) == candidates_by(model, 40, 0.0) and circuit.settings["candidates"] == 40  # as trained
     assert printed["edges"] == circuit.edges and circuit.method == "policy"
     discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
@@ -158,20 +177,24 @@ def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: 
 
 
 def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(model: str, tmp_path: Path, capsys) -> None:
-    ours = dict(spare=0.1, look_again=0.8, best_so_far=True, give_up=0.5, prior=5.0, max_steps=6)
+    """But f chooses its candidates among the paper's 3000 best, where training had fewer to choose from."""
+    ours = dict(spare=0.1, look_again=0.8, best_so_far=True, give_up=0.5, prior=5.0, max_steps=6, gamma=0.8)
     train_command(model, "ioi", tmp_path / "policy", iterations=1, width=16, **SMALL, **ours)
     trained = json.loads((tmp_path / "policy" / "run.json").read_text())
     assert (trained["task"]["spare"], trained["reward"]["look_again"], trained["policy"]["prior"]) == (0.1, 0.8, 5.0)
     common = dict(behaviour="ioi", model=model, policy=tmp_path / "policy", rollouts=1, pairs=4, force=True, device="cpu")
     discover_command(**common, out=tmp_path / "found")
     discover_command(**common, out=tmp_path / "last", best_along_episode=False)
-    along, last = (Circuit.load(tmp_path / name / "circuit.json").settings for name in ("found", "last"))
-    assert along["best_along_episode"] and not last["best_along_episode"] and along["spare"] == 0.1
-    assert along["candidates"] == trained["tasks"][0]["K"] <= 40
+    found, last = (Circuit.load(tmp_path / name / "circuit.json") for name in ("found", "last"))
+    assert found.settings["best_along_episode"] and not last.settings["best_along_episode"] and found.settings["spare"] == 0.1
+    wide = candidates_by(model, 3000, 0.1)
+    assert candidates(found) == candidates(last) == wide and len(wide) > 40 >= trained["tasks"][0]["K"]
     for name, scratch in (("warm", False), ("scratch", True)):
         adapt_command(**common, iterations=1, transitions=16, envs=4, from_scratch=scratch, out=tmp_path / name)
         adapted = json.loads((tmp_path / name / "run.json").read_text())
-        assert all(adapted[key] == trained[key] for key in ("task", "reward", "policy"))
+        assert adapted["task"] == trained["task"] | {"k": 3000} and adapted["ppo"]["gamma"] == trained["ppo"]["gamma"] == 0.8
+        assert all(adapted[key] == trained[key] for key in ("reward", "policy"))
+        assert candidates(Circuit.load(tmp_path / name / "circuit.json")) == wide
 
 
 def test_the_policy_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

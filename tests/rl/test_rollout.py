@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from mechrl.rl.rollout import (
     deploy,
     deploy_together,
     discover,
+    learned_with,
     load_policy,
     rollouts,
     trained_with,
@@ -223,6 +225,24 @@ def test_damaged_policies_are_one_line(tmp_path):
     (folder / "run.json").write_text("{}")
     with pytest.raises(MechRLError, match="damaged; remove"):
         trained_with(folder)
+    for text in ('{"ppo": {"gamma": 1', "[]"):
+        (folder / "run.json").write_text(text)
+        with pytest.raises(MechRLError, match="damaged; remove"):
+            learned_with(folder)
+
+
+@pytest.mark.parametrize(("k", "spare", "deployed"), [(40, 0.0, 40), (40, 0.1, 3000), (5000, 0.1, 5000), (5000, 0.0, 5000)])
+def test_where_f_decides_deployments_choose_among_the_papers_candidates(tmp_path, k, spare, deployed):
+    task = TaskSettings(pairs=4, k=k, prefilter="union", spare=spare)
+    (tmp_path / "run.json").write_text(json.dumps({"task": task.to_json(), "reward": {"max_steps": 6}}))
+    assert trained_with(tmp_path) == (replace(task, k=deployed), RewardSettings(max_steps=6))
+
+
+def test_more_training_has_the_discount_of_the_policy(tmp_path):
+    assert learned_with(tmp_path) == {}
+    for known, own in (({}, {}), ({"ppo": {}}, {}), ({"ppo": {"gamma": 0.99}}, {}), ({"ppo": {"gamma": 1.0}}, {"gamma": 1.0})):
+        (tmp_path / "run.json").write_text(json.dumps(known))
+        assert learned_with(tmp_path) == own
 
 
 @pytest.mark.parametrize("change", [{"tau": 1.5}, {"rule": "best"}, {"judge": "test"}, {"rollouts": -1}])

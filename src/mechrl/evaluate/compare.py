@@ -12,7 +12,7 @@ policy the smallest circuit with f ≥ τ_i = c_i − δ, the target that it was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -61,6 +61,7 @@ class Agent:
     prefilter: str
     reward: dict[str, Any]  # what differs from the paper's
     spare: float = 0.0
+    ppo: dict[str, Any] = field(default_factory=dict)  # what more training has of its own, see `learned_with`
 
     @property
     def best_so_far(self) -> bool:
@@ -95,7 +96,8 @@ def circuit_cell(
     if agent is None:
         raise MechRLError(f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy")
     iterations = {"policy-adapted": budget.adapt_iterations, "policy-from-scratch": budget.scratch_iterations}.get(method)
-    ppo = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs} if iterations else None
+    size = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs}
+    ppo = size | agent.ppo if iterations else None
     trained = {
         "setting": agent.setting(budget.pairs),
         "policy": {"checksum": agent.checksum, "reward": agent.reward, "half": budget.half, "ppo": ppo},
@@ -118,14 +120,15 @@ def read_agent(folder: Path) -> Agent:
     from dataclasses import asdict
 
     from mechrl.rl.env import RewardSettings
-    from mechrl.rl.rollout import load_policy, trained_with
+    from mechrl.rl.rollout import learned_with, load_policy, trained_with
     from mechrl.rl.train import file_checksum
 
     load_policy(folder)
     settings, reward = trained_with(folder)
     # only what is not as always: a setting that comes with a later version must not make other cells of these
     own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
-    return Agent(file_checksum(folder / "model.safetensors")[:16], settings.k, settings.prefilter, own, settings.spare)
+    checksum = file_checksum(folder / "model.safetensors")[:16]
+    return Agent(checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder))
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------

@@ -265,16 +265,17 @@ def adapt_command(
     from mechrl.models import load_model
     from mechrl.rl.policy import Policy
     from mechrl.rl.ppo import PPOConfig, Trainer
-    from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
+    from mechrl.rl.rollout import Deployment, deploy, learned_with, load_policy, shipped_policy
     from mechrl.rl.tasks import task_of
     from mechrl.rl.train import Run, describe, file_checksum
 
     deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed)  # type: ignore[arg-type]  # checked there
-    config = PPOConfig(iterations or (200 if from_scratch else 80), transitions, envs, deconflict=False, seed=seed)
     chosen = get_behaviour(behaviour)
     folder = policy or shipped_policy(model)
     start = load_policy(folder)
-    if from_scratch:  # all but the weights is the policy's: what it was before training, its candidates, its episodes
+    n = iterations or (200 if from_scratch else 80)
+    config = PPOConfig(n, transitions, envs, deconflict=False, seed=seed, **learned_with(folder))
+    if from_scratch:  # all but the weights is the policy's: what it was before training, candidates, episodes, discount
         torch.manual_seed(seed)
         start = Policy(start.config)
     settings, reward = _settings(folder, pairs, k, prefilter, half)

@@ -30,6 +30,7 @@ from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.policy import Policy, States, Tables
+from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.search.run import fresh
 
@@ -361,3 +362,17 @@ def trained_with(folder: Path) -> tuple[TaskSettings, RewardSettings]:
         return TaskSettings(), RewardSettings()
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise MechRLError(f"{folder / 'run.json'}: damaged; remove it to deploy with the paper's settings") from exc
+
+
+def learned_with(folder: Path) -> dict[str, Any]:
+    """Of the PPO that trained a policy what more training must share: the discount, which its values are of, from the same run.json.
+
+    Only if it is not the paper's, which is that of a policy without a run.json too.
+    """
+    try:
+        gamma = json.loads((folder / "run.json").read_bytes())["ppo"]["gamma"]
+    except (FileNotFoundError, KeyError):
+        return {}
+    except (OSError, TypeError, ValueError) as exc:
+        raise MechRLError(f"{folder / 'run.json'}: damaged; remove it to train on with the paper's settings") from exc
+    return {} if gamma == PPOConfig.gamma else {"gamma": gamma}
