@@ -13,7 +13,7 @@ import time
 import numpy as np
 import torch
 
-from mechrl.rl.env import BATCH_SIZES, MAX_PICKS
+from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, PAPERS_TYPES
 from mechrl.rl.features import N_EDGE, N_NODE
 from mechrl.rl.policy import Policy, PolicyConfig, Record, States, Tables
 from mechrl.rl.ppo import PPOConfig, Rollout, Trainer
@@ -45,7 +45,7 @@ def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator) -> Ro
     """Legal actions in random states, with the log-probabilities that the policy gives them."""
     tables, n = trainer.tables, trainer.config.transitions
     states = random_states(tables, n, rng)
-    kind = rng.integers(0, len(BATCH_SIZES), n) if picks == "mean" else np.full(n, 4)
+    kind = rng.integers(0, PAPERS_TYPES, n) if picks == "mean" else np.full(n, 4)
     edges, node, mask = np.full((n, MAX_PICKS), -1), np.zeros(n, np.int64), states.mask.cpu().numpy()
     parent, task = tables.parent.cpu().numpy(), states.task.cpu().numpy()
     for i in range(n):

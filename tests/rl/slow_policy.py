@@ -31,7 +31,7 @@ class State:
         self.context = torch.relu(mlp(policy.context, torch.cat(pooled)))
 
     def type_log_probs(self) -> Tensor:
-        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1])
+        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10][: 7 if self.policy.config.tenths else 6])
         return mlp(self.policy.type_head, self.context).masked_fill(self.mask.sum() < needs, -math.inf).log_softmax(0)
 
     def log_probs(self, head: Perceptron, items: Tensor, legal: Tensor) -> Tensor:

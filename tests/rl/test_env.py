@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from mechrl.rl.env import BATCH_SIZES, NODE, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import BATCH_SIZES, NEEDS, NODE, STOP, TENTH, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import NEGATIVE, features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
 from tests.rl.tasks import small_task
@@ -24,11 +24,11 @@ def tasks():
 
 
 def random_actions(env: VectorEnv, rng: np.random.Generator, legal: bool = True) -> Actions:
-    kind = rng.integers(0, 6, env.n)
+    kind = rng.integers(0, 7, env.n)
     edges, node = np.full((env.n, 30), -1), np.zeros(env.n, dtype=np.int64)
     for i in range(env.n):
         alive = np.flatnonzero(env.mask[i])
-        if legal and len(alive) < max(BATCH_SIZES[kind[i]], 1):
+        if legal and len(alive) < max(NEEDS[kind[i]], 1):
             kind[i] = STOP
         n = BATCH_SIZES[kind[i]]
         edges[i, :n] = rng.permutation(alive)[:n] if legal else rng.integers(0, env.tasks[env.task[i]].K, n)
@@ -180,6 +180,26 @@ def test_a_look_in_closed_form():
     assert not totals(seen[..., 2], parent, 3)[1].any() and totals(seen[..., 2], parent, 3)[2].tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
+def test_a_tenth_is_what_ranks_lowest(tasks, settings):
+    env = VectorEnv(tasks, 6, settings, np.random.default_rng(3))
+    nothing = np.full((6, 30), -1)
+    for _ in range(4):
+        before, scores = env.mask.copy(), env.scores.copy()
+        env.step(Actions(np.full(6, TENTH), nothing, np.zeros(6, dtype=np.int64)), restart=False)
+        for i in range(6):
+            task, left = tasks[env.task[i]], np.flatnonzero(before[i])
+            worth = {e: -task.features.edges[e, 1] for e in left}
+            if settings.look_again:
+                worth = {e: max(scores[i, e], -NEGATIVE * scores[i, e]) for e in left}
+            lowest = sorted(left, key=lambda e, worth=worth: worth[e])[: len(left) // 10]
+            kept = before[i].copy()
+            kept[lowest] = False
+            if settings.look_again:
+                kept[: task.K] = task.engine.graph.prune(kept[: task.K], task.candidates)
+            assert np.array_equal(env.mask[i], kept)
+
+
 def seen_at(task: Task, mask: np.ndarray) -> np.ndarray:
     """What a look there should see; not charged."""
     passes, kept = task.engine.passes, np.flatnonzero(mask[: task.K])
@@ -227,5 +247,5 @@ def test_looking_again_dead_edges_go_with_every_cut(tasks):
             task, mask = tasks[t], env.mask[i, : tasks[t].K]
             if (env.mask[i] != before[i]).any():
                 assert (task.engine.graph.prune(mask, task.candidates) == mask).all()
-                died += actions.type[i] != NODE and before[i].sum() - mask.sum() > BATCH_SIZES[actions.type[i]]
+                died += actions.type[i] not in (NODE, TENTH) and before[i].sum() - mask.sum() > BATCH_SIZES[actions.type[i]]
     assert died

@@ -22,10 +22,10 @@ def tasks() -> list[Task]:
     return [small_task("gpt2", 40), small_task("llama-gqa", 33, 1)]
 
 
-def random_policy(seed: int = 0) -> Policy:
+def random_policy(seed: int = 0, tenths: bool = False) -> Policy:
     """Away from its start, where all picks are nearly equally likely."""
     torch.manual_seed(seed)
-    policy = Policy(PolicyConfig(width=16)).double()
+    policy = Policy(PolicyConfig(width=16, tenths=tenths)).double()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.15 * torch.randn_like(p))
@@ -53,35 +53,35 @@ def replay(policy, tables, states, choice):
     return policy.evaluate(tables, states, *(torch.from_numpy(x) for x in (a.type, a.edges, a.node)))
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks):
-    policy, tables = random_policy(), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "tenths"), [(False, False), (True, False), (False, True), (True, True)])
+def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks, tenths):
+    policy, tables = random_policy(tenths=tenths), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()  # all types occur
         policy.type_head.second.weight.mul_(0.1)
     states = random_states(tables, 60, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
-    assert set(choice.actions.type) == set(range(6))
+    assert set(choice.actions.type) == set(range(6 + tenths))
     result = replay(policy, tables, states, choice)
     assert torch.allclose(result.log_prob, choice.log_prob, atol=1e-12)
     assert torch.allclose(result.value, choice.value, atol=1e-12)
     assert (result.entropy >= 0).all()
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks):
-    policy, tables = random_policy(1), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "tenths"), [(False, False), (True, False), (True, True)])
+def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, tenths):
+    policy, tables = random_policy(1, tenths), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)
-    states = random_states(tables, 40, 3, looks=looks)
+    states = random_states(tables, 60, 3, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(2))
-    assert set(choice.actions.type) == set(range(6))
+    assert set(choice.actions.type) == set(range(6 + tenths))
     fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
     for name in ("log_prob", "entropy", "value"):
         ours, expected = getattr(fast, name), getattr(slow, name)
         assert torch.allclose(ours, expected, rtol=0, atol=1e-12), name
-        weight = torch.rand(40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        weight = torch.rand(60, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
         parameters = list(policy.parameters())
         for g, h in zip(
             *(torch.autograd.grad(weight @ x, parameters, retain_graph=True, allow_unused=True) for x in (ours, expected)),

@@ -77,6 +77,9 @@ def train_command(
     prior: Annotated[
         float, typer.Option(min=0, help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.")
     ] = 0.0,
+    tenths: Annotated[
+        bool, typer.Option("--tenths", help="A seventh action: cut the tenth of the circuit that ranks lowest.")
+    ] = False,
     max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
     entropy: options.Entropy = 0.01,
@@ -103,6 +106,8 @@ def train_command(
     - `mechrl train --behaviours ioi,greater-than --init-from runs/toy --out runs/two`
     """
     began = time.perf_counter()
+    from dataclasses import replace
+
     import torch
 
     from mechrl.models import load_model
@@ -134,9 +139,9 @@ def train_command(
         look_again=look_again,
     )
     torch.manual_seed(seed)
-    fresh = PolicyConfig(width)
+    fresh = PolicyConfig(width, tenths=tenths)
     if prior:  # an agent that has an idea of what to cut need not begin edge by edge
-        fresh = PolicyConfig(width, cut_1_bias=0.0, cut_30_bias=1.0, prior=prior)
+        fresh = replace(fresh, cut_1_bias=0.0, cut_30_bias=1.0, prior=prior)
     start = load_policy(init_from) if init_from else Policy(fresh)
     _check_out(out, resume)
     group, device = join_ranks(device)

@@ -13,6 +13,9 @@ rewards add up to max Φ − Φ(start), cutting too much costs nothing, and when
 The paper's agent sees scores that were computed once, in the whole model. With `look_again` s it looks at the circuit itself: integrated
 mask gradients (six passes) replace the scores at the beginning and whenever the circuit has shrunk to s times what it was at the
 last look. Edges that are dead, by which nothing flows any more, then go with every cut.
+
+A policy may know one action more than the paper's: the tenth of the circuit whose edges rank lowest goes at once. From 3,000 edges to
+100 that is 33 steps, where cuts of 30 take 97.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import numpy as np
 
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
-from mechrl.rl.features import Features, features
+from mechrl.rl.features import RANK, Features, features, strength
 
-ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
-BATCH_SIZES = (0, 1, 3, 10, 30, 0)  # edges that an action of each type picks
-STOP, NODE = 0, 5
+ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node", "tenth")
+PAPERS_TYPES = 6  # the paper's are the first six
+BATCH_SIZES = (0, 1, 3, 10, 30, 0, 0)  # edges that an action of each type picks
+NEEDS = (0, 1, 3, 10, 30, 1, 10)  # edges that must be left for it
+STOP, NODE, TENTH = 0, 5, 6
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
@@ -195,7 +200,9 @@ class VectorEnv:
         wasted = np.zeros(self.n, dtype=bool)
         for i in np.flatnonzero(actions.type != STOP):
             task = self.tasks[self.task[i]]
-            if actions.type[i] == NODE:
+            if actions.type[i] == TENTH:
+                places = self._lowest_tenth(int(i))
+            elif actions.type[i] == NODE:
                 places = np.flatnonzero(task.features.parent == actions.node[i])
                 wasted[i] = not self.mask[i, places].any()
             else:
@@ -203,6 +210,15 @@ class VectorEnv:
                 wasted[i] = not self.mask[i, places].all() or len(np.unique(places)) < len(places)
             self.mask[i, places] = False
         return wasted
+
+    def _lowest_tenth(self, i: int) -> np.ndarray:
+        """The edges left in environment i that rank lowest: as of the last look, or among the candidates."""
+        left = np.flatnonzero(self.mask[i])
+        if self.settings.look_again:
+            worth = strength(self.scores[i, left])
+        else:
+            worth = -self.tasks[self.task[i]].features.edges[left, RANK]
+        return left[np.argsort(worth, kind="stable")[: len(left) // 10]]
 
     def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
         if which.any():

@@ -60,6 +60,11 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
     return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
 
 
+def strength(scores: np.ndarray) -> np.ndarray:
+    """What edges are worth after a look, see `look`."""
+    return np.where(scores < 0, -NEGATIVE * scores, scores)
+
+
 def look(scores: Tensor) -> Tensor:
     """[n, K, 3] score, rank and strength after a look, from integrated mask gradients [n, K]; 0 for edges that are cut.
 
@@ -69,15 +74,15 @@ def look(scores: Tensor) -> Tensor:
     """
     largest = scores.abs().amax(-1, keepdim=True)
     scores = scores / torch.where(largest > 0, largest, 1.0)
-    strength = torch.where(scores < 0, -NEGATIVE * scores, scores)
-    place = strength.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    others = (strength > 0).sum(-1, keepdim=True) - 1
-    return torch.stack([scores, (place / others.clamp_min(1)).clamp_max(1.0), strength], -1)
+    worth = torch.where(scores < 0, -NEGATIVE * scores, scores)
+    place = worth.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    others = (worth > 0).sum(-1, keepdim=True) - 1
+    return torch.stack([scores, (place / others.clamp_min(1)).clamp_max(1.0), worth], -1)
 
 
-def totals(strength: Tensor, parent: Tensor, M: int) -> Tensor:
+def totals(worth: Tensor, parent: Tensor, M: int) -> Tensor:
     """[n, M] the components' summed strengths, over the largest."""
-    total = torch.zeros(len(strength), M, dtype=strength.dtype, device=strength.device).scatter_add_(1, parent, strength)
+    total = torch.zeros(len(worth), M, dtype=worth.dtype, device=worth.device).scatter_add_(1, parent, worth)
     largest = total.amax(-1, keepdim=True)
     return total / torch.where(largest > 0, largest, 1.0)
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from mechrl.rl.env import ACTION_TYPES, MAX_PICKS, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import MAX_PICKS, PAPERS_TYPES, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, after_look
 
 
@@ -30,7 +30,7 @@ class CircuitEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             "globals": box(-np.inf, np.inf, (N_GLOBAL,)),
         }
         action: dict[str, spaces.Space] = {
-            "type": spaces.Discrete(len(ACTION_TYPES)),
+            "type": spaces.Discrete(PAPERS_TYPES),
             "edges": spaces.MultiDiscrete([task.K] * MAX_PICKS),
             "node": spaces.Discrete(task.M),
         }

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mechrl.rl import kernels
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NODE, Actions, Task
+from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, TENTH, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
@@ -52,8 +52,9 @@ class PolicyConfig:
     width: int = 128
     stop_bias: float = -5.0
     cut_1_bias: float = 2.0
-    cut_30_bias: float = 0.0
+    cut_30_bias: float = 0.0  # also that of cutting a tenth
     prior: float = 0.0
+    tenths: bool = False  # whether it knows to cut a tenth of the circuit at once, which the paper's does not
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ class Policy(nn.Module):
         self.edge_embedding = Perceptron(N_EDGE + 1, H, H)
         self.node_embedding = Perceptron(N_NODE + 1, H, H)
         self.context = Perceptron(4 * H + N_GLOBAL, H, H)
-        self.type_head = Perceptron(H, H, len(ACTION_TYPES), gain=0.01)
+        self.type_head = Perceptron(H, H, len(ACTION_TYPES) if config.tenths else PAPERS_TYPES, gain=0.01)
         self.edge_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.node_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.value_head = Perceptron(H, H, 1, gain=1.0)
@@ -328,6 +329,7 @@ class Policy(nn.Module):
             self.type_head.second.bias[0] = config.stop_bias
             self.type_head.second.bias[1] = config.cut_1_bias
             self.type_head.second.bias[4] = config.cut_30_bias
+            self.type_head.second.bias[TENTH:] = config.cut_30_bias
             if config.prior:
                 _carry(RANK, config.prior, self.edge_embedding, self.edge_head)
                 _carry(TOTAL, -config.prior, self.node_embedding, self.node_head)
@@ -501,9 +503,10 @@ class _Trunk:
         return self.context(task[None], (e_sum, e_max), (n_sum, n_max), values[None])
 
     def type_log_probs(self, context: Tensor, alive: Tensor) -> Tensor:
-        """[G, U, 6] no batch larger than what is alive, no node cut when nothing is; stopping is always legal."""
-        needs = _constant((0, *BATCH_SIZES[1:NODE], 1), context.device)
-        return self._mlp("type_head", context).masked_fill(alive[..., None] < needs, -math.inf).log_softmax(-1)
+        """[G, U, 6 or 7] no batch larger than what is alive, no node cut when nothing is; stopping is always legal."""
+        score = self._mlp("type_head", context)
+        needs = _constant(NEEDS[: score.shape[-1]], context.device)
+        return score.masked_fill(alive[..., None] < needs, -math.inf).log_softmax(-1)
 
     def value(self, context: Tensor) -> Tensor:
         return self._mlp("value_head", context)[..., 0]

@@ -38,7 +38,8 @@ import mechrl
 from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.rl.policy import Policy
+from mechrl.rl.env import RewardSettings
+from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import Trainer
 from mechrl.rl.tasks import TaskSettings
 
@@ -245,6 +246,8 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
         known = json.loads(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
+    for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
+        known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
     other = list(_differences(known, json.loads(json.dumps(about))))
     if other:
         raise MechRLError(f"the run to resume had {', '.join(other)}; give the same options, or start in another folder")
