@@ -76,7 +76,7 @@ def main() -> None:
     say("next", f"mechrl view {OUT / 'circuit.json'}               look at it in the browser")
     say("", "mechrl discover ioi --model toy                  another behaviour")
     say("", "mechrl search blockwise acronyms --model toy     a search that starts from nothing, to compare")
-    say("", "mechrl search blockwise acronyms --model smollm2 a real language model (93 MB, fetched once)")
+    say("", "mechrl discover acronyms --model smollm2         a real language model (93 MB, fetched once)")
 
 
 def _components(circuit: Circuit) -> str:
