@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
 from mechrl.rl.rollout import discover as by_policy
-from mechrl.rl.tasks import TaskSettings
 from mechrl.search.run import Settings, search
 
 
@@ -45,7 +45,7 @@ def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
     lines: list[str] = []
     found = mechrl.discover(model, behaviour, tau=0.8, rollouts=1, seed=3, pairs=6, policy=str(folder), report=lines.append)
     task, reward = trained_with(folder)
-    task = TaskSettings(pairs=6, k=task.k, prefilter=task.prefilter)
+    task = replace(task, pairs=6)
     assert same(found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward))
     assert lines and found.method == "policy"
 
