@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mechrl.rl.train import leave_ranks
 from tests.rl.test_ppo import LOOKS_AGAIN, timeless, trainer
 
 if __name__ == "__main__":
@@ -21,5 +22,4 @@ if __name__ == "__main__":
     rows = [timeless(row) for row in run.run()]
     run.save(folder / "end.safetensors")
     (folder / f"rows{run.rank}.json").write_text(json.dumps([rows, run.env.n, dist.get_world_size()]))
-    dist.barrier()  # a rank that leaves while another still works may crash in gloo
-    dist.destroy_process_group()
+    leave_ranks(dist.group.WORLD)
