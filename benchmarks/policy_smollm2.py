@@ -26,9 +26,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -38,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import Row, bring_together, claimed, read, share
 
 import mechrl
 from mechrl import gate
@@ -59,7 +57,6 @@ from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted
 
-Row = dict[str, Any]
 TAU = 0.9
 KEY = ("kind", "policy", "model", "behaviour", "task", "training", "rollouts", "seed")  # what tells rows apart
 TRAINED = ("adapted", "scratch")
@@ -230,13 +227,7 @@ class Bench:
 
     def claim(self, name: str) -> bool:
         """Does this process have it? The first to ask has."""
-        if self.arguments.claims is None:
-            return True
-        try:
-            (self.arguments.claims / hashlib.sha256(name.encode()).hexdigest()).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+        return self.arguments.claims is None or claimed(self.arguments.claims, name)
 
     def add(self, rows: Iterable[Row]) -> None:
         with open(self.path, "a") as file:
@@ -356,37 +347,6 @@ def gated(rows: Iterable[Row], model: str, asked: list[str]) -> Gated:
     verdicts = {row["behaviour"]: row for row in rows if row["kind"] == "gate" and row["model"] == model}
     verdicts = {name: verdicts[name] for name in asked if name in verdicts}
     return Gated({"model": model}, {}, [name for name, row in verdicts.items() if row["exhibited"]], verdicts, {})
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a file; a last line cut short by a kill is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def prepare_rows(arguments: argparse.Namespace) -> None:
-    """The rows at hand, brought together in OUT/rows.jsonl."""
-    path = arguments.out / "rows.jsonl"
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = {key(row): row for file in (path, arguments.resume) if file is not None and file.exists() for row in read(file)}
-    temporary = path.with_name(".rows.jsonl")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-    os.replace(temporary, path)
-
-
-def share(arguments: argparse.Namespace) -> None:
-    """Runs this script several times at once; every process takes cells that no other has taken."""
-    with tempfile.TemporaryDirectory() as claims:
-        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.jobs))}
-        workers = [subprocess.Popen(command, env=environment) for _ in range(arguments.jobs)]
-        for worker in workers:
-            worker.wait()
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -580,9 +540,9 @@ def main() -> None:
     elif arguments.claims:
         Bench(arguments).run()
     else:
-        prepare_rows(arguments)
+        bring_together(arguments.out / "rows.jsonl", arguments.resume, key)
         if arguments.jobs > 1:
-            share(arguments)
+            share(arguments.jobs)
         else:
             Bench(arguments).run()
 

@@ -10,21 +10,15 @@ does not know beforehand which that is. The policy's 16 sampled rollouts and the
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from rows import Row, read
 
 HERE = Path(__file__).parent
 TAU = 0.9
 SEARCHES = {"greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning", "blockwise": "blockwise"}
 POLICIES = {0: "policy, greedy", 16: "policy, 16 + 1"}
-Row = dict[str, Any]
-
-
-def read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:

@@ -14,12 +14,8 @@ processes share the work (a GPU has room for many searches of 20 pairs): seconds
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import bring_together, claimed, read, share
 
 import mechrl
 from mechrl import gate
@@ -154,32 +151,14 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
     return row
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line cut short by a kill is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def prepare_rows(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The rows at hand, brought together in OUT/rows.jsonl."""
-    path = arguments.out / "rows.jsonl"
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = {row["key"]: row for file in (path, arguments.resume) if file is not None and file.exists() for row in read(file)}
-    temporary = path.with_name(".rows.jsonl")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-    os.replace(temporary, path)
-    return rows
+def of_cell(row: dict[str, Any]) -> str:
+    return row["key"]
 
 
 def measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + arguments.seconds
     path = arguments.out / "rows.jsonl"
-    rows = {row["key"]: row for row in read(path)} if arguments.claims else prepare_rows(arguments)
+    rows = {row["key"]: row for row in read(path)} if arguments.claims else bring_together(path, arguments.resume, of_cell)
     model = load_model(arguments.model, device=arguments.device)
     asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours()]
     verdicts = [gate.judge(model, get_behaviour(name)) for name in asked]
@@ -192,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> None:
     todo = [cell for cell in todo if cell.settings.method not in arguments.without.split(",")]
     print(f"{len(rows)} rows, {len(todo)} cells to go", flush=True)
     for i, cell in enumerate(todo):
-        if arguments.claims and not claimed(arguments.claims, cell):
+        if arguments.claims and not claimed(arguments.claims, cell.key):
             continue
         if time.monotonic() > deadline:
             print(f"time is up, {len(todo) - i} cells to go")
@@ -214,25 +193,6 @@ def measure(arguments: argparse.Namespace) -> None:
             f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}",
             flush=True,
         )
-
-
-def claimed(folder: Path, cell: Cell) -> bool:
-    """Does this process have the cell? The first to ask has."""
-    try:
-        (folder / hashlib.sha256(cell.key.encode()).hexdigest()).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def share(arguments: argparse.Namespace) -> None:
-    """Runs this script several times at once; every process takes cells that no other has taken."""
-    with tempfile.TemporaryDirectory() as claims:
-        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.jobs))}
-        workers = [subprocess.Popen(command, env=environment) for _ in range(arguments.jobs)]
-        for worker in workers:
-            worker.wait()
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
@@ -307,8 +267,8 @@ def main() -> None:
     if arguments.table:
         tables(read(arguments.out / "rows.jsonl"))
     elif arguments.jobs > 1:
-        prepare_rows(arguments)
-        share(arguments)
+        bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
+        share(arguments.jobs)
     else:
         measure(arguments)
 

@@ -73,7 +73,7 @@ def out(bench, policies: list[str], tmp_path_factory: pytest.TempPathFactory) ->
 
 def measure(bench, folder: Path, words: list[str], **change: Any) -> list[dict[str, Any]]:
     arguments = bench.parse([str(folder), *words, *SMALL])
-    bench.prepare_rows(arguments)
+    bench.bring_together(arguments.out / "rows.jsonl", arguments.resume, bench.key)
     work = bench.Bench(arguments)
     for name, value in change.items():
         setattr(work, name, value)
@@ -148,7 +148,7 @@ def test_more_training_has_the_discount_of_the_policy(bench, out, policies, tmp_
 def test_a_gpu_trains_in_more_episodes_side_by_side(bench, policies, tmp_path, monkeypatch):
     def envs(policy: str, *words: str) -> int:
         arguments = bench.parse([str(tmp_path), "--policy", policy, *words])
-        bench.prepare_rows(arguments)
+        bench.bring_together(arguments.out / "rows.jsonl", arguments.resume, bench.key)
         return bench.Bench(arguments).arguments.envs
 
     toy, other = policies[1], policies[3]

@@ -268,6 +268,7 @@ def test_results_stand_in_the_benchmarks() -> None:
 
 
 def test_the_comparison_is_what_its_script_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(sys, "argv", ["results.py"])
     runpy.run_path(str(ROOT / "benchmarks" / "results.py"), run_name="__main__")
     assert capsys.readouterr().out in (ROOT / "docs" / "results.md").read_text()

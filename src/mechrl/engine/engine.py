@@ -71,8 +71,8 @@ class Engine:
 
     memory_bytes: what a chunk of circuits may use; worked out from the device if not given.
     tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
-    half: there, circuits (but no gradients) run on float16 rows, streams and weights with float32 sums: as precise as TF32, with half
-        the memory traffic. Meant for training, which asks for many and compares with margins.
+    half: there, circuits (of gradients the MLPs alone) run on float16 rows, streams and weights with float32 sums: as precise as TF32,
+        with half the memory traffic. Meant for training, which asks for many and compares with margins.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ An agent that looks again sees the same features with scores as of its last look
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ N_EDGE, N_NODE, N_GLOBAL = 16, 7, 6
 SCORE, RANK, TOTAL = 0, 1, 6  # columns: an edge's score and rank, a component's summed |score|
 NEGATIVE = 0.3  # weight of negative scores after a look, see `look`
 TYPES = ("attention", "mlp", "input", "logits")
+Scores = TypeVar("Scores", np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
     return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
 
 
-def strength(scores: np.ndarray) -> np.ndarray:
+def strength(scores: Scores) -> Scores:
     """What edges are worth after a look, see `look`."""
-    return np.where(scores < 0, -NEGATIVE * scores, scores)
+    return scores.clip(min=0) - NEGATIVE * scores.clip(max=0)
 
 
 def look(scores: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def look(scores: Tensor) -> Tensor:
     """
     largest = scores.abs().amax(-1, keepdim=True)
     scores = scores / torch.where(largest > 0, largest, 1.0)
-    worth = torch.where(scores < 0, -NEGATIVE * scores, scores)
+    worth = strength(scores)
     place = worth.argsort(dim=-1, descending=True, stable=True).argsort(-1)
     others = (worth > 0).sum(-1, keepdim=True) - 1
     return torch.stack([scores, (place / others.clamp_min(1)).clamp_max(1.0), worth], -1)

@@ -1,0 +1,55 @@
+"""What benchmarks of many cells share: a file with one row a cell, and processes that divide the cells among themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; a last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:
+    """The rows at hand, of `path` itself and of an earlier run, in `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {key(row): row for file in (path, resume) if file is not None and file.exists() for row in read(file)}
+    temporary = path.with_name(".rows.jsonl")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    os.replace(temporary, path)
+    return rows
+
+
+def share(jobs: int) -> None:
+    """Runs this script several times at once; every process takes cells that no other has taken."""
+    with tempfile.TemporaryDirectory() as claims:
+        command = [sys.executable, sys.argv[0], *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
+        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+        workers = [subprocess.Popen(command, env=environment) for _ in range(jobs)]
+        for worker in workers:
+            worker.wait()
+
+
+def claimed(folder: Path, cell: str) -> bool:
+    """Does this process have the cell? The first to ask has."""
+    try:
+        (folder / hashlib.sha256(cell.encode()).hexdigest()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
