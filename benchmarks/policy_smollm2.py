@@ -6,6 +6,7 @@
 
 gate       does the model exhibit the behaviour? If not, there is no other row of it
 zero-shot  the policy as it is, on every behaviour that its model exhibits
+untrained  its control: the same configuration with its first weights, so the same prior, looks and rollouts
 adapted    after 80 iterations on the behaviour itself, for held-out behaviours or those that stand in for them
 scratch    after 200 iterations on it, from an untrained policy of the same configuration; both with the policy's own discount
 transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
@@ -60,6 +61,7 @@ from mechrl.search.problem import Interrupted
 TAU = 0.9
 KEY = ("kind", "policy", "model", "behaviour", "task", "training", "rollouts", "seed")  # what tells rows apart
 TRAINED = ("adapted", "scratch")
+UNTRAINED = ("untrained", "scratch")  # at the beginning
 ENVS = {"cpu": 32, "cuda": 128}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
 SMOOTH = 10  # iterations that a point of a curve is the mean of
 NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deployment, and their digits
@@ -148,7 +150,7 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
     def trained(kind: str, iterations: int) -> list[Cell]:
         return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | ppo) for name in held_out]
 
-    found = [Cell("zero-shot", agent, agent.model, name, own) for name in ordered]
+    found = [Cell(kind, agent, agent.model, name, own) for kind in ("zero-shot", "untrained") for name in ordered]
     found += trained("adapted", budget.adapt_iterations)
     if other is not None:
         for name in choose(shown[other.model]).held_out:
@@ -288,6 +290,9 @@ class Bench:
     def measure(self, cell: Cell, missing: list[Deployment]) -> list[Row]:
         model, task = self.model(cell.model), self.task(cell)
         policy = load_policy(cell.agent.folder, model.device)
+        if cell.kind in UNTRAINED:
+            torch.manual_seed(0)
+            policy = Policy(policy.config).to(model.device)
         before: Row = {}
         extra: Row = {}
         try:
@@ -320,10 +325,7 @@ class Bench:
         assert cell.training is not None
         began = time.perf_counter()
         config = PPOConfig(**cell.training, deconflict=False)
-        checksum: str | None = cell.agent.checksum
-        if cell.kind == "scratch":
-            torch.manual_seed(config.seed)
-            policy, checksum = Policy(policy.config), None
+        checksum = None if cell.kind in UNTRAINED else cell.agent.checksum
         trainer = Trainer([task], config, cell.agent.reward, policy, model.device)
         folder = self.arguments.out / "work" / cell.name
         about = describe(model, trainer, cell.settings, checksum)
@@ -429,6 +431,9 @@ def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
     lines = ["## Zero-shot", "", *zero_shot_table(ordered, zero, of_paper("zero_shot")), ""]
     lines += [f"{len(run)} of {len(ordered)} behaviours were run. The paper's deployments take "]
     lines[-1] += f"{paper.PASSES['deployment_passes']:,.0f} passes each.\n"
+    untrained = [row for row in mine if row["kind"] == "untrained"]
+    if untrained:
+        lines += ["## Untrained, the control", "", *zero_shot_table(ordered, untrained), "", *_against(zero, untrained), ""]
     adapted = [row for row in mine if row["kind"] == "adapted"]
     if adapted:
         n = adapted[0]["training"]["iterations"]
@@ -441,6 +446,30 @@ def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
         n = scratch[0]["training"]["iterations"]
         lines += [f"## From scratch, {n} iterations on the behaviour", "", *zero_shot_table(held_out, scratch), ""]
     return lines
+
+
+def _against(zero: list[Row], untrained: list[Row]) -> list[str]:
+    """What training is worth: sizes and passes of the trained policy over those of the untrained, where both reach f ≥ 0.9."""
+    lines = []
+    for drawn, deployed in ((False, "greedy"), (True, "16 + 1")):
+        for part, what in (("train", "trained on"), ("", "never seen")):
+            ratios = []
+            for name in dict.fromkeys(row["behaviour"] for row in zero if (row["split"] == "train") == (part == "train")):
+                both = [
+                    [row for row in rows if row["behaviour"] == name and (row["rollouts"] > 0) == drawn]
+                    for rows in (zero, untrained)
+                ]
+                if all(rows and all(row["f"] >= TAU for row in rows) for rows in both):
+                    ratios.append(
+                        [np.mean([r[k] for r in both[0]]) / np.mean([r[k] for r in both[1]]) for k in ("edges", "passes")]
+                    )
+            if ratios:
+                edges, passes = np.exp(np.log(ratios).mean(0))
+                smaller = sum(r[0] < 1 for r in ratios)
+                counts = [f"{edges:.2f}", f"{passes:.2f}", f"{smaller} of {len(ratios)}"]
+                lines.append([what, deployed, *counts])
+    head = ["behaviours", "rollouts", "edges, trained / untrained", "passes, trained / untrained", "smaller when trained"]
+    return [*table(head, lines), "", "Geometric means over the behaviours on which both reach f ≥ 0.9 with every seed."]
 
 
 def _across(transfer: list[Row], zero: list[Row]) -> list[str]:

@@ -102,7 +102,7 @@ def discover(
     deployment = Deployment(**settings)
     folder = shipped_policy(model.name) if policy is None else Path(policy)
     agent = load_policy(folder, model.device)
-    task, reward = trained_with(folder)
+    task, reward = trained_with(folder, deployment.tau)
     task = replace(task, **of_task)
     if not force:
         gate.check(model, behaviour)

@@ -72,9 +72,10 @@ def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
         assert _off(engine.gradient(whole, None, difference, against_full).gradient, expected) < 1e-4
     expected = reference.gradient(whole).gradient
     rough = _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
+    # a number of TF32 loses up to 2^-10 of itself, in Triton always towards zero, so that errors add up: three layers forth and back
+    # are some thirty products one after the other
+    assert rough < 30 * 2**-10
     monkeypatch.setattr(kernels, "available", lambda *_: False)
-    # cuBLAS rounds what Triton cuts off: at most half of each product's error, and of either sign instead of one
-    assert rough < 5 * _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
     assert _off(Engine(model, pairs, tf32=False).gradient(whole).gradient, expected) < 1e-4
 
 
@@ -141,7 +142,7 @@ def test_circuits_of_many_behaviours_in_one_call(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
-    """As above; pairs that occur twice count twice; gradients of half-precision engines are of full precision."""
+    """As above; pairs that occur twice count twice; half-precision engines have MLPs of 11 bits, forth and back through three layers."""
     exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
     some = tiny_pairs(3, 31, 2, ragged=True, prefix=3)
     twice = TinyPairs([*some.clean, some.clean[0]], [*some.corrupt, some.corrupt[0]])
@@ -156,12 +157,12 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     scores = expected.mask_gradients(which, masks, [0.3, 0.9])
     ours = many.mask_gradients(which, masks, [0.3, 0.9])
     assert ours.shape == masks.shape and _off(ours, scores) < 1e-4
-    assert [e.passes for e in many.engines] == [e.passes for e in expected.engines]
+    assert [e.passes for e in many.engines] == pytest.approx([e.passes for e in expected.engines])
     monkeypatch.setattr(module_of_many, "_GRADIENT_MEMORY", 1)  # every circuit by itself
     assert _off(many.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
     half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
     half.faithfulness(which, masks)
-    assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
+    assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11
 
 
 @pytest.mark.parametrize("kind", KINDS)

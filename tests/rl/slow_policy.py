@@ -18,8 +18,9 @@ def mlp(module: Perceptron, x: Tensor) -> Tensor:
 class State:
     """Embeddings and context of a single state."""
 
-    def __init__(self, policy: Policy, tables: Tables, t: int, mask: Tensor, values: Tensor) -> None:
+    def __init__(self, policy: Policy, tables: Tables, t: int, mask: Tensor, values: Tensor, closed: Tensor | None) -> None:
         self.policy, self.mask = policy, mask[: tables.n_edges[t]]
+        self.closed = torch.zeros(12, dtype=torch.bool) if closed is None else closed
         K, M = int(tables.n_edges[t]), int(tables.n_nodes[t])
         flag = self.mask.to(values.dtype)
         self.edges = torch.relu(mlp(policy.edge_embedding, torch.cat([tables.edges[t, :K], flag[:, None]], 1)))
@@ -31,8 +32,9 @@ class State:
         self.context = torch.relu(mlp(policy.context, torch.cat(pooled)))
 
     def type_log_probs(self) -> Tensor:
-        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10][: 7 if self.policy.config.tenths else 6])
-        return mlp(self.policy.type_head, self.context).masked_fill(self.mask.sum() < needs, -math.inf).log_softmax(0)
+        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10, 10, 10, 3, 3, 3][: 12 if self.policy.config.parts else 6])
+        illegal = (self.mask.sum() < needs) | self.closed[: len(needs)]
+        return mlp(self.policy.type_head, self.context).masked_fill(illegal, -math.inf).log_softmax(0)
 
     def log_probs(self, head: Perceptron, items: Tensor, legal: Tensor) -> Tensor:
         both = torch.cat([items, self.context.expand(len(items), -1)], 1)
@@ -51,7 +53,7 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 
 def type_log_probs(policy: Policy, tables: Tables, state: States) -> Tensor:
-    return State(policy, tables, int(state.task[0]), state.mask[0], state.globals[0]).type_log_probs()
+    return State(policy, tables, int(state.task[0]), state.mask[0], state.globals[0], None).type_log_probs()
 
 
 def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -> Evaluation:
@@ -61,13 +63,13 @@ def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -
         if states.looks is not None:
             own, t = tables.after_look(states.task[i : i + 1], states.looks[i : i + 1]), 0
         kind, mask, values = int(actions.type[i]), states.mask[i].clone(), states.globals[i].clone()
-        here = State(policy, own, t, mask, values)
+        here = State(policy, own, t, mask, values, None if states.closed is None else states.closed[i])
         of_types = here.type_log_probs()
         log_prob, spread = of_types[kind], entropy(of_types)
         if kind == NODE:
             log_prob, spread = log_prob + here.node_log_probs()[actions.node[i]], spread + entropy(here.node_log_probs())
         for p in range(BATCH_SIZES[kind]):
-            now = State(policy, own, t, mask, values).edge_log_probs()
+            now = State(policy, own, t, mask, values, None).edge_log_probs()
             log_prob, spread = log_prob + now[actions.edges[i, p]], spread + entropy(now) / BATCH_SIZES[kind]
             mask[actions.edges[i, p]] = False
             values[2] -= 1 / own.n_edges[t].to(values.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from mechrl.rl.env import BATCH_SIZES, NEEDS, NODE, STOP, TENTH, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import NEGATIVE, features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
 from tests.rl.tasks import small_task
@@ -24,7 +25,7 @@ def tasks():
 
 
 def random_actions(env: VectorEnv, rng: np.random.Generator, legal: bool = True) -> Actions:
-    kind = rng.integers(0, 7, env.n)
+    kind = rng.integers(0, len(ACTION_TYPES), env.n)
     edges, node = np.full((env.n, 30), -1), np.zeros(env.n, dtype=np.int64)
     for i in range(env.n):
         alive = np.flatnonzero(env.mask[i])
@@ -181,23 +182,63 @@ def test_a_look_in_closed_form():
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
-def test_a_tenth_is_what_ranks_lowest(tasks, settings):
+@pytest.mark.parametrize(("place", "share", "weight"), [(0, 10, 0), (1, 10, 0.3), (2, 10, 1), (3, 3, 0), (5, 3, 1)])
+def test_a_part_is_what_ranks_lowest(tasks, settings, place, share, weight):
     env = VectorEnv(tasks, 6, settings, np.random.default_rng(3))
     nothing = np.full((6, 30), -1)
     for _ in range(4):
         before, scores = env.mask.copy(), env.scores.copy()
-        env.step(Actions(np.full(6, TENTH), nothing, np.zeros(6, dtype=np.int64)), restart=False)
+        env.step(Actions(np.full(6, PART + place), nothing, np.zeros(6, dtype=np.int64)), restart=False)
         for i in range(6):
             task, left = tasks[env.task[i]], np.flatnonzero(before[i])
-            worth = {e: -task.features.edges[e, 1] for e in left}
-            if settings.look_again:
-                worth = {e: max(scores[i, e], -NEGATIVE * scores[i, e]) for e in left}
-            lowest = sorted(left, key=lambda e, worth=worth: worth[e])[: len(left) // 10]
+            seen = scores[i] if settings.look_again else task.features.edges[:, 0]
+            worth = {e: max(seen[e], -weight * seen[e]) for e in left}
+            lowest = sorted(left, key=lambda e, worth=worth: worth[e])[: len(left) // share]
             kept = before[i].copy()
             kept[lowest] = False
             if settings.look_again:
                 kept[: task.K] = task.engine.graph.prune(kept[: task.K], task.candidates)
             assert np.array_equal(env.mask[i], kept)
+
+
+@pytest.mark.parametrize("look_again", [0.0, 0.7])
+def test_cuts_that_lose_too_much_are_taken_back(tasks, look_again):
+    """Against a loop by the definition: what is cut stays cut only if f ≥ τ, and what failed is not tried again before the next look."""
+    settings = replace(SETTINGS, take_back=True, look_again=look_again, max_steps=60)
+    tasks = [replace(task, tau=task.ceiling - 0.1) for task in tasks]
+    rng = np.random.default_rng(8)
+    env = VectorEnv(tasks, 6, settings, rng)
+    running, seen = np.ones(6, dtype=bool), Counter()
+    for _ in range(60):
+        before, closed, looked, f, spent = env.mask.copy(), env.closed.copy(), env.looked.copy(), env.f.copy(), env.passes.copy()
+        actions = random_actions(env, rng)
+        for i in range(6):  # a policy never chooses what is closed, and stops only where nothing else is left
+            if not running[i] or closed[i, actions.type[i]]:
+                actions.type[i] = STOP
+            if running[i] and actions.type[i] == STOP:
+                alive = np.flatnonzero(before[i])
+                open_types = [t for t in range(len(ACTION_TYPES)) if not closed[i, t] and len(alive) >= NEEDS[t]]
+                actions.type[i] = open_types[-1]
+                actions.edges[i, : BATCH_SIZES[actions.type[i]]] = alive[: BATCH_SIZES[actions.type[i]]]
+        steps = env.step(actions, restart=False)
+        for i in np.flatnonzero(running):
+            task = tasks[env.task[i]]
+            assert env.f[i] >= task.tau and set(np.flatnonzero(env.mask[i])) <= set(np.flatnonzero(before[i]))
+            assert env.f[i] == pytest.approx(
+                float(task.engine.faithfulness(env.mask[i, : task.K][None], task.candidates)[0]), abs=1e-6
+            )
+            failed = (env.mask[i] == before[i]).all() and env.change[i] < 0
+            looks = env.passes[i] - spent[i] > 2 * task.engine.n_pairs / 20
+            expected = closed[i] | (failed & (np.arange(len(ACTION_TYPES)) == actions.type[i]))
+            assert (env.closed[i] == (expected & (not looks))).all()
+            stuck = all(expected[t] or env.mask[i].sum() < NEEDS[t] for t in range(1, len(ACTION_TYPES)))
+            assert steps.done[i] == (actions.type[i] == STOP or (stuck and (not look_again or env.mask[i].sum() == looked[i])))
+            assert steps.reward[i] >= 0 and (
+                not failed or (steps.reward[i] == 0 and env.f[i] == f[i] and f[i] + env.change[i] < task.tau)
+            )
+            seen.update(failed=int(failed), looks=int(looks), done=int(steps.done[i]))
+        running &= ~steps.done
+    assert seen["failed"] > 10 and seen["done"] >= 4 and (not look_again or seen["looks"] > 4)
 
 
 def seen_at(task: Task, mask: np.ndarray) -> np.ndarray:
@@ -247,5 +288,5 @@ def test_looking_again_dead_edges_go_with_every_cut(tasks):
             task, mask = tasks[t], env.mask[i, : tasks[t].K]
             if (env.mask[i] != before[i]).any():
                 assert (task.engine.graph.prune(mask, task.candidates) == mask).all()
-                died += actions.type[i] not in (NODE, TENTH) and before[i].sum() - mask.sum() > BATCH_SIZES[actions.type[i]]
+                died += actions.type[i] < NODE and before[i].sum() - mask.sum() > BATCH_SIZES[actions.type[i]]
     assert died

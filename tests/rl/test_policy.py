@@ -22,10 +22,10 @@ def tasks() -> list[Task]:
     return [small_task("gpt2", 40), small_task("llama-gqa", 33, 1)]
 
 
-def random_policy(seed: int = 0, tenths: bool = False) -> Policy:
+def random_policy(seed: int = 0, parts: bool = False) -> Policy:
     """Away from its start, where all picks are nearly equally likely."""
     torch.manual_seed(seed)
-    policy = Policy(PolicyConfig(width=16, tenths=tenths)).double()
+    policy = Policy(PolicyConfig(width=16, parts=parts)).double()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.15 * torch.randn_like(p))
@@ -45,7 +45,10 @@ def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7, l
     values = torch.rand(n, 6, generator=g, dtype=torch.float64)
     values[:, 2] = mask.sum(1) / tables.n_edges[task]
     scores = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask * (torch.rand(mask.shape, generator=g) < 0.8)
-    return States(task, mask, values, look(scores) if looks else None)
+    closed = (
+        (torch.rand(n, 12, generator=g) < 0.3) & (torch.arange(12) > 0) if looks else None
+    )  # what was tried in vain since the look
+    return States(task, mask, values, look(scores) if looks else None, closed)
 
 
 def replay(policy, tables, states, choice):
@@ -53,35 +56,35 @@ def replay(policy, tables, states, choice):
     return policy.evaluate(tables, states, *(torch.from_numpy(x) for x in (a.type, a.edges, a.node)))
 
 
-@pytest.mark.parametrize(("looks", "tenths"), [(False, False), (True, False), (False, True), (True, True)])
-def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks, tenths):
-    policy, tables = random_policy(tenths=tenths), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "parts"), [(False, False), (True, False), (False, True), (True, True)])
+def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks, parts):
+    policy, tables = random_policy(parts=parts), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()  # all types occur
         policy.type_head.second.weight.mul_(0.1)
     states = random_states(tables, 60, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
-    assert set(choice.actions.type) == set(range(6 + tenths))
+    assert set(choice.actions.type) == set(range(12 if parts else 6))
     result = replay(policy, tables, states, choice)
     assert torch.allclose(result.log_prob, choice.log_prob, atol=1e-12)
     assert torch.allclose(result.value, choice.value, atol=1e-12)
     assert (result.entropy >= 0).all()
 
 
-@pytest.mark.parametrize(("looks", "tenths"), [(False, False), (True, False), (True, True)])
-def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, tenths):
-    policy, tables = random_policy(1, tenths), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "parts"), [(False, False), (True, False), (True, True)])
+def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, parts):
+    policy, tables = random_policy(1, parts), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)
-    states = random_states(tables, 60, 3, looks=looks)
+    states = random_states(tables, 90, 3, density=0.85, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(2))
-    assert set(choice.actions.type) == set(range(6 + tenths))
+    assert set(choice.actions.type) == set(range(12 if parts else 6))
     fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
     for name in ("log_prob", "entropy", "value"):
         ours, expected = getattr(fast, name), getattr(slow, name)
         assert torch.allclose(ours, expected, rtol=0, atol=1e-12), name
-        weight = torch.rand(60, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        weight = torch.rand(90, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
         parameters = list(policy.parameters())
         for g, h in zip(
             *(torch.autograd.grad(weight @ x, parameters, retain_graph=True, allow_unused=True) for x in (ours, expected)),
@@ -113,11 +116,13 @@ def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks, looks):
     assert len(drawn[:, 0].unique()) > 2
 
 
-def test_actions_are_legal(tasks):
+@pytest.mark.parametrize("looks", [False, True])
+def test_actions_are_legal(tasks, looks):
     policy, tables = random_policy(3), tables_of(tasks)
-    states = random_states(tables, 80, 1, density=0.15)
+    states = random_states(tables, 80, 1, density=0.15, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(1))
     for i, kind in enumerate(choice.actions.type):
+        assert states.closed is None or not states.closed[i, kind]
         picks = choice.actions.edges[i, : BATCH_SIZES[kind]]
         assert states.mask[i][picks].all() and len(set(picks.tolist())) == len(picks)
         if kind == NODE:

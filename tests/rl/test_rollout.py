@@ -232,10 +232,15 @@ def test_damaged_policies_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(("k", "spare", "deployed"), [(40, 0.0, 40), (40, 0.1, 3000), (5000, 0.1, 5000), (5000, 0.0, 5000)])
-def test_where_f_decides_deployments_choose_among_the_papers_candidates(tmp_path, k, spare, deployed):
+@pytest.mark.parametrize(("tau_high", "tau", "target"), [(0.9, None, 0.9), (0.9, 0.7, 0.7), (0.98, 0.7, 0.98), (0.9, 0.97, 0.97)])
+def test_where_f_decides_deployments_have_the_candidates_they_need(tmp_path, k, spare, deployed, tau_high, tau, target):
     task = TaskSettings(pairs=4, k=k, prefilter="union", spare=spare)
-    (tmp_path / "run.json").write_text(json.dumps({"task": task.to_json(), "reward": {"max_steps": 6}}))
-    assert trained_with(tmp_path) == (replace(task, k=deployed), RewardSettings(max_steps=6))
+    reward = {"max_steps": 6, "tau_high": tau_high, "margin": 0.03}
+    (tmp_path / "run.json").write_text(json.dumps({"task": task.to_json(), "reward": reward}))
+    found, rewards = trained_with(tmp_path, tau)
+    assert rewards == RewardSettings(max_steps=6, tau_high=target, margin=0.03)
+    assert (found.k, found.spare) == (deployed, spare)
+    assert found.reach == (pytest.approx(min(target + 0.03, 0.99)) if tau_high == 0.9 else 0.0)
 
 
 def test_more_training_has_the_discount_of_the_policy(tmp_path):

@@ -43,6 +43,20 @@ def test_f_is_never_more_than_that_much_lower(n_scores: int, k: int, spare: floa
     assert np.array_equal(candidates_of(ENGINE, scores, k, 0.0), whole)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0.2, 0.6, 0.95]), st.integers(0, 99))
+def test_there_are_more_where_k_do_not_reach_enough(k: int, spare: float, reach: float, seed: int):
+    good = -ENGINE.gradient(np.ones((1, N))).gradient[0].numpy()
+    scores = [good * np.random.default_rng(seed).lognormal(0, 0.5, N)]
+    doubled = k  # as often as it takes
+    while doubled < N and f_of(candidate_set(scores, doubled)) < reach:
+        doubled *= 2
+    whole = candidate_set(scores, min(doubled, N))
+    found = candidates_of(ENGINE, scores, k, spare, reach)
+    assert set(found) <= set(whole) and (spare or np.array_equal(found, whole))
+    assert f_of(found) >= max(f_of(whole) - spare, min(reach, f_of(whole))) - 1e-9
+
+
 def test_what_can_be_spared_is_a_setting_of_tasks(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path))
     model, behaviour, reward = load_model("toy"), get_behaviour("acronyms"), RewardSettings()

@@ -62,6 +62,7 @@ class Agent:
     reward: dict[str, Any]  # what differs from the paper's
     spare: float = 0.0
     ppo: dict[str, Any] = field(default_factory=dict)  # what more training has of its own, see `learned_with`
+    reach: float = 0.0
 
     @property
     def best_so_far(self) -> bool:
@@ -69,7 +70,8 @@ class Agent:
 
     def setting(self, pairs: int) -> dict[str, Any]:
         """Of its candidate sets, as cells have it."""
-        return {"pairs": pairs, "k": self.k, "prefilter": self.prefilter} | ({"spare": self.spare} if self.spare else {})
+        more = {name: value for name, value in (("spare", self.spare), ("reach", self.reach)) if value}
+        return {"pairs": pairs, "k": self.k, "prefilter": self.prefilter} | more
 
 
 def circuit_cell(
@@ -128,7 +130,7 @@ def read_agent(folder: Path) -> Agent:
     # only what is not as always: a setting that comes with a later version must not make other cells of these
     own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
     checksum = file_checksum(folder / "model.safetensors")[:16]
-    return Agent(checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder))
+    return Agent(checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder), settings.reach)
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _by_policy(
     model, behaviour = hands.model, setting.behaviour
     reward, half = RewardSettings(**policy["reward"]), policy["half"]
     by: Any = setting.prefilter  # checked there
-    settings = TaskSettings(len(setting.pairs), setting.k, by, half, setting.spare)
+    settings = TaskSettings(len(setting.pairs), setting.k, by, half, setting.spare, setting.reach)
     task = _task(setting, reward, half)
     folder = Path(hands.place.context["policy"])
     agent = load_policy(folder)

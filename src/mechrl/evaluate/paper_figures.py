@@ -170,7 +170,7 @@ def beyond(view: View) -> Figure:
             top.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         else:
             empty(top)
-        most = " at most" if view.agent.spare else ""
+        most = " at first" if view.agent.reach else " at most" if view.agent.spare else ""
         top.set_title(f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.plan.budget.tau:g}")
         left, right = canvas.add_subplot(spec[1, 0]), canvas.add_subplot(spec[1, 1])
         for ax, values, label, title in (

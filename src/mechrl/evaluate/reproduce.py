@@ -202,7 +202,8 @@ class View:
     def candidates(self) -> str:
         """The policy's candidate sets, in words."""
         fewer = f", or as few as have an f at most {self.agent.spare:g} lower" if self.agent.spare else ""
-        return f"the {self.agent.k:,} best edges, prefilter “{self.agent.prefilter}”{fewer}"
+        more = f", doubled until f = {self.agent.reach:g} is reached" if self.agent.reach else ""
+        return f"the {self.agent.k:,} best edges{more}, prefilter “{self.agent.prefilter}”{fewer}"
 
     @property
     def is_paper_model(self) -> bool:

@@ -21,8 +21,8 @@ _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own cand
 
 @dataclass(frozen=True)
 class Setting:
-    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter, or with
-    `spare` the fewest whose f is at most that much lower."""
+    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter, doubled until
+    they `reach` enough, or with `spare` the fewest whose f is at most that much lower."""
 
     model: Model
     behaviour: Behaviour
@@ -31,6 +31,7 @@ class Setting:
     k: int
     prefilter: str  # `metric`, `kl` or `union`
     spare: float = 0.0
+    reach: float = 0.0
 
     @classmethod
     def of(cls, model: Model, behaviour: Behaviour, circuit: Circuit) -> Setting:
@@ -41,17 +42,25 @@ class Setting:
         known = circuit.settings
         own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
-        by, spare = known.get("prefilter", "metric"), known.get("spare", 0.0)
-        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, by, spare)
+        by, spare, reach = known.get("prefilter", "metric"), known.get("spare", 0.0), known.get("reach", 0.0)
+        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, by, spare, reach)
 
     @classmethod
     def make(
-        cls, model: Model, behaviour: Behaviour, pairs: int, seed: int, k: int, prefilter: str, spare: float = 0.0
+        cls,
+        model: Model,
+        behaviour: Behaviour,
+        pairs: int,
+        seed: int,
+        k: int,
+        prefilter: str,
+        spare: float = 0.0,
+        reach: float = 0.0,
     ) -> Setting:
         if model.tokenizer is None:
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
         drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
-        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter, spare)
+        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter, spare, reach)
 
     def scores_by(self, metric: Metric) -> np.ndarray:
         """[E] EAP-IG on inputs, five steps, as the prefilter computes it."""
@@ -68,7 +77,7 @@ class Setting:
         scores = [self.scores]
         if self.prefilter == "union" and self.behaviour.metric != "kl":
             scores.append(self.scores_by("kl"))
-        return candidates_of(self.engine, scores, self.k, self.spare)
+        return candidates_of(self.engine, scores, self.k, self.spare, self.reach)
 
     @cached_property
     def test(self) -> Engine:

@@ -58,6 +58,9 @@ def train_command(
     ] = 0.0,
     pairs: options.Pairs = 20,
     margin: options.Margin = 0.0,
+    tau_high: Annotated[
+        float, typer.Option(min=0, max=1, help="The agent's target is never higher than this: the f that circuits shall have.")
+    ] = 0.98,
     best_so_far: Annotated[
         bool, typer.Option("--best-so-far", help="Reward the best circuit of an episode so far, not the one it is at.")
     ] = False,
@@ -77,8 +80,11 @@ def train_command(
     prior: Annotated[
         float, typer.Option(min=0, help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.")
     ] = 0.0,
-    tenths: Annotated[
-        bool, typer.Option("--tenths", help="A seventh action: cut the tenth of the circuit that ranks lowest.")
+    take_back: Annotated[
+        bool, typer.Option("--take-back", help="Take back cuts that leave f below the agent's target. Needs --parts.")
+    ] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Six more actions: cut a tenth or a third, what ranks lowest in one of three orders.")
     ] = False,
     max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
@@ -128,20 +134,24 @@ def train_command(
         seed=seed,
     )
     settings = TaskSettings(pairs, k, prefilter, half, spare)  # type: ignore[arg-type]  # checked there, with a message for people
+    if take_back and not parts:
+        raise MechRLError("--take-back needs --parts: with the paper's actions alone episodes would end too soon")
     if not 0 <= look_again < 1:
         raise MechRLError(f"--look-again takes a number from 0 to below 1, not {look_again:g}")
     reward = RewardSettings(
         margin=margin,
+        tau_high=tau_high,
         max_steps=max_steps,
         best_so_far=best_so_far,
         give_up=give_up,
         log_share=log_share,
         look_again=look_again,
+        take_back=take_back,
     )
     torch.manual_seed(seed)
-    fresh = PolicyConfig(width, tenths=tenths)
+    fresh = PolicyConfig(width, parts=parts)
     if prior:  # an agent that has an idea of what to cut need not begin edge by edge
-        fresh = replace(fresh, cut_1_bias=0.0, cut_30_bias=1.0, prior=prior)
+        fresh = replace(fresh, cut_1_bias=0.0, cut_30_bias=0.0 if parts else 1.0, prior=prior)
     start = load_policy(init_from) if init_from else Policy(fresh)
     _check_out(out, resume)
     group, device = join_ranks(device)
@@ -205,7 +215,7 @@ def discover_command(
     chosen = get_behaviour(behaviour)
     folder = policy or shipped_policy(model)
     agent = load_policy(folder)
-    settings, reward = _settings(folder, pairs, k, prefilter, half)
+    settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
     check_folder(out)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
@@ -283,7 +293,7 @@ def adapt_command(
     if from_scratch:  # all but the weights is the policy's: what it was before training, candidates, episodes, discount
         torch.manual_seed(seed)
         start = Policy(start.config)
-    settings, reward = _settings(folder, pairs, k, prefilter, half)
+    settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
     _check_out(out, resume)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
@@ -326,13 +336,15 @@ def _check_out(out: Path, resume: bool) -> None:
         raise MechRLError(f"{out} holds a run already; go on with it by --resume, or choose another folder")
 
 
-def _settings(folder: Path, pairs: int, k: int | None, prefilter: str | None, half: bool) -> tuple[TaskSettings, RewardSettings]:
+def _settings(
+    folder: Path, tau: float, pairs: int, k: int | None, prefilter: str | None, half: bool
+) -> tuple[TaskSettings, RewardSettings]:
     """The candidate sets and episodes that a policy was trained on, where no option says otherwise."""
     from dataclasses import replace
 
     from mechrl.rl.rollout import trained_with
 
-    settings, reward = trained_with(folder)
+    settings, reward = trained_with(folder, tau)
     by = prefilter or settings.prefilter
     return replace(settings, pairs=pairs, k=k or settings.k, prefilter=by, half=half), reward  # type: ignore[arg-type]  # checked there
 

@@ -14,8 +14,12 @@ The paper's agent sees scores that were computed once, in the whole model. With 
 mask gradients (six passes) replace the scores at the beginning and whenever the circuit has shrunk to s times what it was at the
 last look. Edges that are dead, by which nothing flows any more, then go with every cut.
 
-A policy may know one action more than the paper's: the tenth of the circuit whose edges rank lowest goes at once. From 3,000 edges to
-100 that is 33 steps, where cuts of 30 take 97.
+With `take_back` a cut that leaves f below τ is taken back: it costs its pass and nothing else. Its type is closed until the next look, so
+that the agent tries something else. When all are closed it looks again, and if nothing was cut since it last did, the episode ends.
+
+A policy may know more actions than the paper's: a tenth or a third of the circuit goes at once, the edges that rank lowest. From 3,000
+edges to 100 that is 33 steps by tenths, where cuts of 30 take 97. What ranks lowest is a choice of its own: an edge of negative score
+works against the behaviour, and may go first of all, early, or as late as one that works as much for it (`ORDERS`).
 """
 
 from __future__ import annotations
@@ -26,13 +30,16 @@ import numpy as np
 
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
-from mechrl.rl.features import RANK, Features, features, strength
+from mechrl.rl.features import NEGATIVE, SCORE, Features, features, strength
 
-ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node", "tenth")
-PAPERS_TYPES = 6  # the paper's are the first six
-BATCH_SIZES = (0, 1, 3, 10, 30, 0, 0)  # edges that an action of each type picks
-NEEDS = (0, 1, 3, 10, 30, 1, 10)  # edges that must be left for it
-STOP, NODE, TENTH = 0, 5, 6
+_PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
+ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores: they go first, early, or like positive ones
+PARTS = (10, 3)
+ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS))
+STOP, NODE, PART = 0, 5, len(_PAPERS)  # parts of the circuit come after the paper's types: every part in every order
+PAPERS_TYPES = len(_PAPERS)
+BATCH_SIZES = (0, 1, 3, 10, 30, 0, *[0] * 6)  # edges that an action of each type picks
+NEEDS = (0, 1, 3, 10, 30, 1, *[PARTS[0]] * 3, *[PARTS[1]] * 3)  # edges that must be left for it
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
@@ -52,6 +59,7 @@ class RewardSettings:
     best_so_far: bool = False  # reward the best potential reached so far: what deployment along the episode will choose from
     give_up: float | None = None  # an episode ends when f is this far below τ
     look_again: float = 0.0  # renew the scores when the circuit has shrunk to this part of what it was; 0: never, as the paper
+    take_back: bool = False  # cuts that leave f below τ
     already_cut: float = -0.01
     max_steps: int = 150
 
@@ -128,10 +136,11 @@ class VectorEnv:
         self.width = max(task.K for task in tasks)
         self.task = np.zeros(n, dtype=np.int64)
         self.mask = np.zeros((n, self.width), dtype=bool)
-        self.f, self.f_before = np.zeros(n), np.zeros(n)
+        self.f, self.change = np.zeros(n), np.zeros(n)  # by the last cut, also if it was taken back
         self.best = np.zeros(n)  # the largest potential of the episode so far
         self.scores = np.zeros((n, self.width if settings.look_again else 0), dtype=np.float32)  # as of the last look
         self.looked = np.zeros(n, dtype=np.int64)  # edges at the last look
+        self.closed = np.zeros((n, len(ACTION_TYPES)), dtype=bool)  # types of cuts that were taken back since then
         self.step_count = np.zeros(n, dtype=np.int64)
         self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
         self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
@@ -153,7 +162,7 @@ class VectorEnv:
     def reset(self, i: int, task: int) -> None:
         self.task[i] = task
         self.mask[i] = np.arange(self.width) < self._K[task]
-        self.f[i] = self.f_before[i] = self._ceiling[task]
+        self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, False
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i] = 0
         if self.settings.look_again:
@@ -163,7 +172,7 @@ class VectorEnv:
         """[n, 6] step fraction, f, fraction of edges present, change of f, ceiling, headroom f − τ."""
         K, tau, ceiling = self._K[self.task], self._tau[self.task], self._ceiling[self.task]
         fraction = self.step_count / self.settings.max_steps
-        columns = [fraction, self.f, self.mask.sum(1) / K, self.f - self.f_before, ceiling, self.f - tau]
+        columns = [fraction, self.f, self.mask.sum(1) / K, self.change, ceiling, self.f - tau]
         return np.column_stack(columns).astype(np.float32)
 
     def step(self, actions: Actions, restart: bool = True) -> Steps:
@@ -178,18 +187,26 @@ class VectorEnv:
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         self.passes += changed * self._pass[self.task]
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
+        self.change = f - self.f
+        if settings.take_back:
+            failed = changed & (f < tau)
+            self.mask[failed], f[failed] = before[failed], self.f[failed]
+            self.closed[failed, actions.type[failed]] = True
         after = settings.potential(f, self.mask.sum(1), K, tau)
         reward = after - (self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau))
         reward = np.maximum(reward, 0) if settings.best_so_far else reward
         reward += settings.already_cut * wasted
         self.best = np.maximum(self.best, after)
-        self.f_before, self.f = self.f, f.copy()
+        self.f = f.copy()
         self.step_count += ~stopped
         done = stopped | (self.step_count >= settings.max_steps)
         if settings.give_up is not None:
             done |= f < tau - settings.give_up
         edges = self.mask.sum(1)
-        self._look(~done & (edges <= settings.look_again * self.looked) & (edges > 0), edges)
+        # stopping is always possible, and no cut any more
+        stuck = settings.take_back & (self.closed | (edges[:, None] < NEEDS))[:, 1:].all(1)
+        done |= stuck & (edges == self.looked if settings.look_again else True)
+        self._look(~done & (stuck | (edges <= settings.look_again * self.looked)) & (edges > 0), edges)
         if restart:
             for i in np.flatnonzero(done):
                 self.reset(int(i), self.draw(int(i)))
@@ -200,8 +217,8 @@ class VectorEnv:
         wasted = np.zeros(self.n, dtype=bool)
         for i in np.flatnonzero(actions.type != STOP):
             task = self.tasks[self.task[i]]
-            if actions.type[i] == TENTH:
-                places = self._lowest_tenth(int(i))
+            if actions.type[i] >= PART:
+                places = self._lowest(int(i), *divmod(int(actions.type[i]) - PART, len(ORDERS)))
             elif actions.type[i] == NODE:
                 places = np.flatnonzero(task.features.parent == actions.node[i])
                 wasted[i] = not self.mask[i, places].any()
@@ -211,17 +228,14 @@ class VectorEnv:
             self.mask[i, places] = False
         return wasted
 
-    def _lowest_tenth(self, i: int) -> np.ndarray:
-        """The edges left in environment i that rank lowest: as of the last look, or among the candidates."""
+    def _lowest(self, i: int, part: int, order: int) -> np.ndarray:
+        """Of the edges left in environment i those that rank lowest by their scores, as of the last look or the prefilter's."""
         left = np.flatnonzero(self.mask[i])
-        if self.settings.look_again:
-            worth = strength(self.scores[i, left])
-        else:
-            worth = -self.tasks[self.task[i]].features.edges[left, RANK]
-        return left[np.argsort(worth, kind="stable")[: len(left) // 10]]
+        scores = self.scores[i] if self.settings.look_again else self.tasks[self.task[i]].features.edges[:, SCORE]
+        return left[np.argsort(strength(scores[left], ORDERS[order]), kind="stable")[: len(left) // PARTS[part]]]
 
     def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
         if which.any():
             self.scores[which] = self.engines.mask_gradients(self.task[which], self.mask[which], LOOK)
             self.passes += which * LOOK_PASSES * self._pass[self.task]
-            self.looked[which] = edges[which]
+            self.looked[which], self.closed[which] = edges[which], False

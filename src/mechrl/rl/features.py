@@ -62,9 +62,9 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
     return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
 
 
-def strength(scores: Scores) -> Scores:
-    """What edges are worth after a look, see `look`."""
-    return scores.clip(min=0) - NEGATIVE * scores.clip(max=0)
+def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
+    """What edges are worth after a look, see `look`; `negative`: weight of negative scores."""
+    return scores.clip(min=0) - negative * scores.clip(max=0)
 
 
 def look(scores: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mechrl.rl import kernels
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, TENTH, Actions, Task
+from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, ORDERS, PAPERS_TYPES, PART, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
@@ -52,9 +52,10 @@ class PolicyConfig:
     width: int = 128
     stop_bias: float = -5.0
     cut_1_bias: float = 2.0
-    cut_30_bias: float = 0.0  # also that of cutting a tenth
+    cut_30_bias: float = 0.0
     prior: float = 0.0
-    tenths: bool = False  # whether it knows to cut a tenth of the circuit at once, which the paper's does not
+    parts: bool = False  # whether it knows to cut a tenth or a third of the circuit at once, which the paper's does not
+    part_bias: float = 2.0  # of tenths; thirds have one more: at the start these come first, and are a good search already
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,20 @@ class States:
     mask: Tensor  # [n, K] bool, False beyond the task's own edges
     globals: Tensor  # [n, 6]
     looks: Tensor | None = None  # [n, K, 3] what was seen at the last look
+    closed: Tensor | None = None  # [n, types] bool: what may not be tried again before the next; None: nothing is
 
     @staticmethod
-    def of(task: np.ndarray, mask: np.ndarray, values: np.ndarray, scores: np.ndarray, device: torch.device | str) -> States:
+    def of(
+        task: np.ndarray,
+        mask: np.ndarray,
+        values: np.ndarray,
+        scores: np.ndarray,
+        closed: np.ndarray,
+        device: torch.device | str,
+    ) -> States:
         """From an environment's arrays; `scores` [n, K], or [n, 0] if it does not look again."""
-        there = [torch.from_numpy(x.copy()).to(device) for x in (task, mask, values, scores)]
-        return States(there[0], there[1], there[2], look(there[3]) if scores.shape[1] else None)
+        there = [torch.from_numpy(x.copy()).to(device) for x in (task, mask, values, scores, closed)]
+        return States(there[0], there[1], there[2], look(there[3]) if scores.shape[1] else None, there[4])
 
     def __len__(self) -> int:
         return len(self.task)
@@ -166,8 +175,8 @@ class States:
     def __getitem__(self, index: Tensor | slice) -> States:
         return States(*(None if x is None else x[index] for x in self._parts()))  # type: ignore[arg-type]
 
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        return self.task, self.mask, self.globals, self.looks
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.task, self.mask, self.globals, self.looks, self.closed
 
     def clone(self) -> States:
         return States(*(None if x is None else x.clone() for x in self._parts()))  # type: ignore[arg-type]
@@ -187,7 +196,7 @@ class States:
         if self.looks is None:
             return tables, self
         own = torch.arange(len(self), device=self.task.device)
-        return tables.after_look(self.task, self.looks), States(own, self.mask, self.globals)
+        return tables.after_look(self.task, self.looks), States(own, self.mask, self.globals, closed=self.closed)
 
 
 @dataclass(frozen=True)
@@ -321,7 +330,7 @@ class Policy(nn.Module):
         self.edge_embedding = Perceptron(N_EDGE + 1, H, H)
         self.node_embedding = Perceptron(N_NODE + 1, H, H)
         self.context = Perceptron(4 * H + N_GLOBAL, H, H)
-        self.type_head = Perceptron(H, H, len(ACTION_TYPES) if config.tenths else PAPERS_TYPES, gain=0.01)
+        self.type_head = Perceptron(H, H, len(ACTION_TYPES) if config.parts else PAPERS_TYPES, gain=0.01)
         self.edge_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.node_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.value_head = Perceptron(H, H, 1, gain=1.0)
@@ -329,7 +338,8 @@ class Policy(nn.Module):
             self.type_head.second.bias[0] = config.stop_bias
             self.type_head.second.bias[1] = config.cut_1_bias
             self.type_head.second.bias[4] = config.cut_30_bias
-            self.type_head.second.bias[TENTH:] = config.cut_30_bias
+            self.type_head.second.bias[PART:] = config.part_bias
+            self.type_head.second.bias[PART + len(ORDERS) :] += 1
             if config.prior:
                 _carry(RANK, config.prior, self.edge_embedding, self.edge_head)
                 _carry(TOTAL, -config.prior, self.node_embedding, self.node_head)
@@ -365,7 +375,8 @@ class Policy(nn.Module):
         mask, present = states.mask.clone(), states.globals.clone()
         node_rows = tables.node_rows(task, tables.alive_of_node(task, mask))
         context = trunk.context_of(task, mask, node_rows, present)
-        type_log_probs = trunk.type_log_probs(context, mask.sum(1)[None])[0]
+        closed = None if states.closed is None else states.closed[None]
+        type_log_probs = trunk.type_log_probs(context, mask.sum(1)[None], closed)[0]
         kind = noise.draw(type_log_probs, MAX_PICKS)
         of_nodes = trunk.node_log_probs(task[None], node_rows[None], context)[0]
         node = noise.draw(of_nodes, MAX_PICKS + 1)
@@ -441,7 +452,8 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
     context = trunk.context(group[:, None], pooled_edges, pooled_nodes, values)  # [T, U, H]
     own = context[:, :B]
 
-    type_log_probs = trunk.type_log_probs(own, alive[:, :B].sum(-1))
+    closed = record.states.closed
+    type_log_probs = trunk.type_log_probs(own, alive[:, :B].sum(-1), None if closed is None else closed[layout.row[:, :B]])
     kind = record.kind[layout.row[:, :B]]
     log_prob, entropy = _chosen(type_log_probs, kind), _entropy(type_log_probs)
 
@@ -502,11 +514,14 @@ class _Trunk:
         e_sum, e_max, n_sum, n_max = (x.transpose(0, 1) for x in (*edges[:2], *nodes[:2]))
         return self.context(task[None], (e_sum, e_max), (n_sum, n_max), values[None])
 
-    def type_log_probs(self, context: Tensor, alive: Tensor) -> Tensor:
-        """[G, U, 6 or 7] no batch larger than what is alive, no node cut when nothing is; stopping is always legal."""
+    def type_log_probs(self, context: Tensor, alive: Tensor, closed: Tensor | None) -> Tensor:
+        """[G, U, types] no batch larger than what is alive, no node cut when nothing is, nothing closed; stopping is always legal."""
         score = self._mlp("type_head", context)
         needs = _constant(NEEDS[: score.shape[-1]], context.device)
-        return score.masked_fill(alive[..., None] < needs, -math.inf).log_softmax(-1)
+        illegal = alive[..., None] < needs
+        if closed is not None:
+            illegal = illegal | closed[..., : score.shape[-1]]
+        return score.masked_fill(illegal, -math.inf).log_softmax(-1)
 
     def value(self, context: Tensor) -> Tensor:
         return self._mlp("value_head", context)[..., 0]

@@ -34,7 +34,7 @@ from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
-_ENV = ("task", "mask", "f", "f_before", "best", "step_count", "episode", "scores", "looked")  # an environment's state
+_ENV = ("task", "mask", "f", "change", "best", "step_count", "episode", "scores", "looked", "closed")  # an environment's state
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,9 @@ class Trainer:
     def _states(self) -> States | None:
         """Of all environments, on rank 0. Waits for the slowest rank's engine."""
         env = self.env
-        task, mask, values, scores = (self._gather(x) for x in (env.task, env.mask, env.globals(), env.scores))
-        return States.of(task, mask, values, scores, self.device) if self.rank == 0 else None
+        arrays = (env.task, env.mask, env.globals(), env.scores, env.closed)
+        task, mask, values, scores, closed = (self._gather(x) for x in arrays)
+        return States.of(task, mask, values, scores, closed, self.device) if self.rank == 0 else None
 
     def _act(self, here: States | None, choices: list[Choice]) -> Actions:
         """Rank 0 decides, and keeps its choice; everybody learns what to do in its environments."""

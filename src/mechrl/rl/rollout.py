@@ -102,7 +102,7 @@ def many_rollouts(
     running = np.ones(total, dtype=bool)
     length = np.zeros(total, dtype=np.int64)
     while running.any():
-        states = States.of(env.task, env.mask, env.globals(), env.scores, device)
+        states = States.of(env.task, env.mask, env.globals(), env.scores, env.closed, device)
         actions = _decide(policy, tables, states, running, blocks, generators)
         before = env.mask.copy()
         done = env.step(actions, restart=False).done
@@ -349,15 +349,21 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
         raise MechRLError(f"{folder}: the policy's files are damaged or cut short; copy or train them again") from exc
 
 
-def trained_with(folder: Path) -> tuple[TaskSettings, RewardSettings]:
+def trained_with(folder: Path, tau: float | None = None) -> tuple[TaskSettings, RewardSettings]:
     """The candidate sets and episodes that a policy was trained on, from the run.json beside it; else the paper's.
 
-    Where f decides how many candidates there are, k is but a bound: training may want it low, a deployment has the paper's at least.
+    Where f decides how many candidates there are, k is but a bound: training may want it low, a deployment has the paper's at least. An
+    agent that was trained towards a target takes `tau` for it, and has as many candidates as reach it with its margin.
     """
     try:
         known = json.loads((folder / "run.json").read_bytes())
         task, reward = TaskSettings(**known["task"]), RewardSettings(**known["reward"])
-        return replace(task, k=max(task.k, TaskSettings().k)) if task.spare else task, reward
+        if task.spare:
+            task = replace(task, k=max(task.k, TaskSettings().k))
+        if reward.tau_high != RewardSettings.tau_high:
+            reward = replace(reward, tau_high=reward.tau_high if tau is None else tau)
+            task = replace(task, reach=min(reward.tau_high + reward.margin, 0.99))
+        return task, reward
     except FileNotFoundError:
         return TaskSettings(), RewardSettings()
     except (OSError, KeyError, TypeError, ValueError) as exc:

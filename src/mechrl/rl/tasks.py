@@ -3,7 +3,7 @@
 The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric), the K edges
 of highest |score|. `union` adds the K best by KL: on some models the metric's best edges alone do not reach a useful ceiling.
 The features carry the metric's score either way. With `spare` the lowest candidates are left out again, as many as f can spare: what
-attribution can tell without doubt need not cost the agent its steps.
+attribution can tell without doubt need not cost the agent its steps. With `reach` there are more of them where k are not enough.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ class TaskSettings:
     prefilter: Prefilter = "metric"
     half: bool = False  # rollouts in half precision, see `Engine`; scores are exact either way
     spare: float = 0.0  # how far below that of k candidates f may be with fewer of them
+    reach: float = 0.0  # k is doubled until the candidates' f is at least this
 
     def __post_init__(self) -> None:
         if self.prefilter not in get_args(Prefilter):
             raise MechRLError(f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}")
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
-        if not 0 <= self.spare < 1:
-            raise MechRLError(f"spare must lie between 0 and 1, not be {self.spare:g}")
+        for name, value in (("spare", self.spare), ("reach", self.reach)):
+            if not 0 <= value < 1:
+                raise MechRLError(f"{name} must lie between 0 and 1, not be {value:g}")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,22 +61,31 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     if settings.prefilter == "union" and behaviour.metric != "kl":
         metrics.append("kl")
     scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
-    candidates = candidates_of(exact, scores, settings.k, settings.spare)
+    candidates = candidates_of(exact, scores, settings.k, settings.spare, settings.reach)
     engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
     return make_task(behaviour.name, engine, candidates, scores[0], reward)
 
 
-def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float) -> np.ndarray:
-    """The `k` best edges by each score, or with `spare` the fewest, by bisection, whose f is at most that much lower, and none dead."""
-    best = candidate_set(scores, k)
-    if not spare:
+def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:
+    """The `k` best edges by each score, doubled until they `reach` enough; then the fewest, by bisection, whose f is at most `spare`
+    lower and still enough, and none dead."""
+    best, all_edges = candidate_set(scores, k), engine.graph.n_edges
+    if not (spare or reach):
         return best
 
     def f(candidates: np.ndarray) -> float:
         return float(engine.faithfulness(np.ones((1, len(candidates)), dtype=bool), candidates)[0])
 
-    least, low, high = f(best) - spare, 1, min(k, engine.graph.n_edges)
+    highest = f(best)
+    while reach and highest < reach and k < all_edges:
+        k = min(2 * k, all_edges)
+        best = candidate_set(scores, k)
+        highest = f(best)
+    if not spare:
+        return best
+    least = max(highest - spare, min(highest, reach)) if reach else highest - spare
+    low, high = 1, min(k, all_edges)
     while high > 1.05 * low + 1:
         middle = round((low * high) ** 0.5)
         fewer = candidate_set(scores, middle)
