@@ -73,25 +73,24 @@ def main() -> None:
     searches, policy = of_searches(read(HERE / "search/rows.jsonl")), of_policy(read(HERE / "policy/smollm2/rows.jsonl"))
     methods = [*(name for name in SEARCHES.values()), *POLICIES.values()]
     print(f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |")
-    smaller: dict[str, list[tuple[bool, bool]]] = {}
+    smaller: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
     for behaviour in policy:
         both = searches.get(behaviour, {}) | policy[behaviour]
         for method in methods:
             print("|", " | ".join([behaviour, method, *cells(both.get(method))]), "|")
-        ours = both.get(POLICIES[16])
-        for rival in SEARCHES.values():
-            theirs = both.get(rival)
-            if ours and theirs and all(row["f"] >= TAU for row in ours):
-                pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
-                smaller.setdefault(rival, []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
+        for mine in POLICIES.values():
+            ours = both.get(mine)
+            for rival in SEARCHES.values():
+                theirs = both.get(rival)
+                if ours and theirs and all(row["f"] >= TAU for row in ours):
+                    pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
+                    smaller.setdefault((rival, mine), []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
     print()
     overfitting(searches, policy)
-    for rival, won in smaller.items():
-        n = len(won)
-        print(
-            f"- Against {rival}, where both reach {TAU} ({n} behaviours): the policy with 16 + 1 rollouts is smaller on "
-            f"{sum(a for a, _ in won)}, cheaper on {sum(b for _, b in won)}, both on {sum(a and b for a, b in won)}."
-        )
+    print(f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |")
+    for (rival, mine), won in sorted(smaller.items()):
+        counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
+        print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
     behaviour, folder = mechrl.behaviour("acronyms"), shipped_policy("toy")
     lines: list[str] = []
     found = mechrl.discover(model, behaviour, tau=0.8, rollouts=1, seed=3, pairs=6, policy=str(folder), report=lines.append)
-    task, reward = trained_with(folder)
+    task, reward = trained_with(folder, 0.8)
     task = replace(task, pairs=6)
     assert same(found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward))
     assert lines and found.method == "policy"

@@ -264,7 +264,7 @@ def test_results_stand_in_the_benchmarks() -> None:
                     f"{behaviour}, {method}: copy it again"
                 )
             checked += 1
-    assert checked == 15
+    assert checked == 18
 
 
 def test_the_comparison_is_what_its_script_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from mechrl.behaviours import DISCOVERY_SEED, VALIDATION_SEED, get_behaviour
@@ -29,6 +30,7 @@ from mechrl.rl.rollout import (
     learned_with,
     load_policy,
     rollouts,
+    step_back,
     trained_with,
 )
 from mechrl.rl.tasks import TaskSettings, task_of
@@ -155,6 +157,31 @@ def test_none_is_as_the_policy_was_trained(model):
     assert circuit.settings["best_along_episode"] is True
     again = discover(**find, deployment=Deployment(tau=circuit.tau, rollouts=2, best_along_episode=True))
     assert again.to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
+
+
+@how(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99), st.booleans())
+def test_stepping_back_finds_the_last_step_that_is_enough(lengths, seed, falling):
+    """Against looking at every step; if f does not fall all along, another step that is enough is as good as any."""
+    rng, tau, measured = np.random.default_rng(seed), 0.5, []
+    f = [rng.random(n) if not falling else np.sort(rng.random(n))[::-1] for n in lengths]
+
+    def measure(which, at):
+        measured.extend(zip(which.tolist(), at.tolist(), strict=True))
+        return np.array([f[j][t] for j, t in zip(which, at, strict=True)])
+
+    last = np.array([n - 1 for n in lengths])
+    steps, judged = step_back(last, measure(np.arange(len(f)), last), tau, measure)
+    assert len(measured) == len(set(measured)) <= sum(1 + int(np.ceil(np.log2(n))) + 1 for n in lengths)
+    for j, (own, n) in enumerate(zip(f, lengths, strict=True)):
+        assert judged[j] == own[steps[j]]
+        seen = [own[t] for k, t in measured if k == j]
+        if own[n - 1] >= tau:
+            assert steps[j] == n - 1
+        elif falling and (own >= tau).any():
+            assert steps[j] == np.flatnonzero(own >= tau)[-1]
+        else:
+            assert judged[j] >= tau or judged[j] == max(seen)
 
 
 def test_validation_pairs_judge_if_asked(model):

@@ -115,7 +115,7 @@ def compare_command(
     budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
     check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, seconds)
-    agent = shop.agent() if set(chosen) & set(compare.POLICIES) else None
+    agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
     with shop, _left(as_json, tables=[]):

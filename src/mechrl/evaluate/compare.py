@@ -66,7 +66,8 @@ class Agent:
 
     @property
     def best_so_far(self) -> bool:
-        return self.reward.get("best_so_far", False)
+        """Whether its circuit is the best that reaches its target: not the last one whatever its f, as in the paper."""
+        return self.reward.get("best_so_far", False) or self.reward.get("take_back", False)
 
     def setting(self, pairs: int) -> dict[str, Any]:
         """Of its candidate sets, as cells have it."""
@@ -117,8 +118,8 @@ def circuit_cell(
     return Cell("circuit", arguments | trained | {"deployment": deployment}, alone=shared)
 
 
-def read_agent(folder: Path) -> Agent:
-    """The policy in a folder; refuses what is none."""
+def read_agent(folder: Path, tau: float | None = None) -> Agent:
+    """The policy in a folder, which is to find circuits of f ≥ τ; refuses what is none."""
     from dataclasses import asdict
 
     from mechrl.rl.env import RewardSettings
@@ -126,7 +127,7 @@ def read_agent(folder: Path) -> Agent:
     from mechrl.rl.train import file_checksum
 
     load_policy(folder)
-    settings, reward = trained_with(folder)
+    settings, reward = trained_with(folder, tau)
     # only what is not as always: a setting that comes with a later version must not make other cells of these
     own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
     checksum = file_checksum(folder / "model.safetensors")[:16]

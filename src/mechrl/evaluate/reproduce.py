@@ -163,7 +163,7 @@ def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str,
         cell = Cell("train", arguments, alone="policy")
         about = shop.need(cell)
         shop.use_policy(shop.place.scratch(cell))
-    agent = shop.agent()
+    agent = shop.agent(plan.budget.tau)
     if plan.quick:
         agent = replace(agent, reward=agent.reward | {"max_steps": plan.max_steps})
     return agent, _training(shop.policy) | about

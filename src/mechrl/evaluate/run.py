@@ -64,8 +64,8 @@ class Workshop:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._signals.__exit__(kind, value, trace)
 
-    def agent(self) -> Agent:
-        return read_agent(self.policy)
+    def agent(self, tau: float) -> Agent:
+        return read_agent(self.policy, tau)
 
     def use_policy(self, folder: Path) -> None:
         self.policy = folder

@@ -159,6 +159,24 @@ def best_step(episode: Episode, tau: float, rule: Rule) -> int:
     return int(np.flatnonzero(episode.f == episode.f.max())[-1])
 
 
+def step_back(
+    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
+    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f.
+    """
+    steps, f = steps.copy(), f.copy()
+    low, high = np.full(len(steps), -1), np.where(f < tau, steps, 0)  # f ≥ τ at low, as far as is known, and not at high
+    while len(which := np.flatnonzero(high - low > 1)):
+        middle = (low[which] + high[which]) // 2
+        found = measure(which, middle)
+        enough = found >= tau
+        low[which[enough]], high[which[~enough]] = middle[enough], middle[~enough]
+        better = enough | (found > f[which])
+        steps[which[better]], f[which[better]] = middle[better], found[better]
+    return steps, f
+
+
 def choose(f: np.ndarray, size: np.ndarray, tau: float, rule: Rule) -> int:
     """Which of the candidates with faithfulness `f` [n] and pruned size `size` [n]; of equals the first."""
     enough = np.flatnonzero(f >= tau)
@@ -289,19 +307,29 @@ class _Choice:
         validation: Engine | None,
     ) -> _Choice:
         tau = task.tau if deployment.tau is None else deployment.tau
-        along = reward.best_so_far if deployment.best_along_episode is None else deployment.best_along_episode
-        steps = [best_step(e, tau, deployment.rule) if along else len(e.f) - 1 for e in episodes]
-        masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
-        f = judged = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
-        passes = 0.0
+        along = deployment.best_along_episode
+        if along is None:  # where cuts are taken back the last circuit is the best, but for pairs that the agent has not seen
+            along = reward.best_so_far or (reward.take_back and deployment.judge == "validation")
+        steps = np.array([best_step(e, tau, deployment.rule) if along else len(e.f) - 1 for e in episodes])
+        judged, passes = None, 0.0
         if deployment.judge == "validation":
             assert validation is not None
+
+            def f_validation_of(which: np.ndarray, at: np.ndarray) -> np.ndarray:
+                masks = np.stack([episodes[j].masks[t] for j, t in zip(which, at, strict=True)])
+                return validation.faithfulness(masks, task.candidates).double().cpu().numpy()
+
             before = validation.passes
-            judged = validation.faithfulness(masks, task.candidates).double().cpu().numpy()
+            judged = f_validation_of(np.arange(len(episodes)), steps)
+            if along and deployment.rule == "smallest":
+                steps, judged = step_back(steps, judged, tau, f_validation_of)
             passes = validation.passes - before
+        masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
+        f = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
+        judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
         f_validation = float(judged[i]) if deployment.judge == "validation" else None
-        return _Choice(deployment, tau, along, episodes, i, steps[i], float(f[i]), f_validation, passes)
+        return _Choice(deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
 
     @property
     def episode(self) -> Episode:
