@@ -87,7 +87,9 @@ def main() -> None:
                     smaller.setdefault((rival, mine), []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
     print()
     overfitting(searches, policy)
-    print(f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for (rival, mine), won in sorted(smaller.items()):
         counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
         print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
