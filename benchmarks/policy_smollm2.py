@@ -452,9 +452,9 @@ def _against(zero: list[Row], untrained: list[Row]) -> list[str]:
     """What training is worth: sizes and passes of the trained policy over those of the untrained, where both reach f ≥ 0.9."""
     lines = []
     for drawn, deployed in ((False, "greedy"), (True, "16 + 1")):
-        for part, what in (("train", "trained on"), ("", "never seen")):
+        for seen, what in ((True, "trained on"), (False, "never seen")):
             ratios = []
-            for name in dict.fromkeys(row["behaviour"] for row in zero if (row["split"] == "train") == (part == "train")):
+            for name in dict.fromkeys(row["behaviour"] for row in zero if (row["split"] == "train") == seen):
                 both = [
                     [row for row in rows if row["behaviour"] == name and (row["rollouts"] > 0) == drawn]
                     for rows in (zero, untrained)

@@ -38,8 +38,8 @@ PARTS = (10, 3)
 ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS))
 STOP, NODE, PART = 0, 5, len(_PAPERS)  # parts of the circuit come after the paper's types: every part in every order
 PAPERS_TYPES = len(_PAPERS)
-BATCH_SIZES = (0, 1, 3, 10, 30, 0, *[0] * 6)  # edges that an action of each type picks
-NEEDS = (0, 1, 3, 10, 30, 1, *[PARTS[0]] * 3, *[PARTS[1]] * 3)  # edges that must be left for it
+BATCH_SIZES = (0, 1, 3, 10, 30, 0, *(0 for _ in ACTION_TYPES[PART:]))  # edges that an action of each type picks
+NEEDS = (0, 1, 3, 10, 30, 1, *(part for part in PARTS for _ in ORDERS))  # edges that must be left for it
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
