@@ -29,7 +29,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,13 @@ NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deploym
 
 
 def key(row: Row) -> str:
-    """Of its settings only what is not as always: one that comes with a later version must not make other rows of these."""
+    """Of its settings only what is not as always: one that comes with a later version must not make other rows of these. Where a policy
+    begins untrained, it does not matter what the weights became: its configuration tells."""
     usual = TaskSettings().to_json()
-    task = {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}
-    return json.dumps([(row | {"task": task}).get(name) for name in KEY], sort_keys=True)
+    known = row | {"task": {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}}
+    if row["kind"] in UNTRAINED:
+        known["policy"] = row["configuration"]
+    return json.dumps([known.get(name) for name in KEY], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Agent:
 
     folder: Path
     checksum: str
+    configuration: str  # a checksum of what it is before any training: network and environment
     model: str  # it was trained in
     behaviours: tuple[str, ...]  # it was trained on
     iteration: int  # of its training
@@ -94,7 +98,10 @@ class Agent:
         metrics = read(folder / METRICS) if (folder / METRICS).exists() else []
         iteration = metrics[-1]["iteration"] if metrics else about["ppo"]["iterations"]
         checksum = file_checksum(folder / "model.safetensors")
-        known = (about["model"], tuple(about["behaviours"]), iteration)
+        usual = asdict(RewardSettings())
+        own = {name: value for name, value in asdict(reward).items() if value != usual[name]}
+        first = json.dumps([json.loads((folder / "config.json").read_text()), own], sort_keys=True)
+        known = (hashlib.sha256(first.encode()).hexdigest(), about["model"], tuple(about["behaviours"]), iteration)
         return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward, learned_with(folder))
 
 
@@ -113,6 +120,7 @@ class Cell:
         return {
             "kind": self.kind,
             "policy": self.agent.checksum,
+            "configuration": self.agent.configuration,
             "policy_model": self.agent.model,
             "iteration": self.agent.iteration,
             "model": self.model,
@@ -411,8 +419,12 @@ def tables(rows: list[Row]) -> list[str]:
     rows = list({key(row): row for row in rows}.values())
     lines = []
     for policy in dict.fromkeys(row["policy"] for row in rows if row["kind"] == "zero-shot"):
-        mine = [row for row in rows if row.get("policy") == policy]
-        first = mine[0]
+        first = next(row for row in rows if row.get("policy") == policy and row["kind"] == "zero-shot")
+        mine = [
+            row
+            for row in rows
+            if row.get("policy") == policy or (row["kind"] in UNTRAINED and row["configuration"] == first["configuration"])
+        ]
         shown = gated(rows, first["model"], [b.name for b in behaviours()])
         chosen = choose(shown)
         title = f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
