@@ -56,6 +56,26 @@ def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_gains_are_what_f_changes_by_to_first_order(kind):
+    """By finite differences of f in single edges, those that a circuit has and those that it lacks."""
+    model, rng = tiny(kind), np.random.default_rng(0)
+    E = model.graph.n_edges
+    edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
+    which, masks = np.array([2, 0, 1]), rng.random((3, E)) < 0.5
+    many = ManyEngines([Engine(model, pairs) for pairs in _batches()], edges)
+    gains = many.gains(which, masks)
+    assert [e.passes for e in many.engines] == pytest.approx([3 * e.n_pairs / 20 for e in many.engines])
+    for i, g in enumerate(which):
+        n, engine = len(edges[g]), many.engines[g]
+        assert not gains[i, n:].any()
+        for j in rng.choice(n, 6, replace=False):
+            weights = np.repeat(masks[i : i + 1, :n].astype(np.float64), 2, axis=0)
+            weights[:, j] += (-1e-5, 1e-5)
+            kl = engine.gradient(weights, edges[g]).value.double().mean(1).numpy()
+            assert gains[i, j] == pytest.approx(-(kl[1] - kl[0]) / 2e-5 / engine.kl_cut, rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_joined_cache_is_that_of_all_pairs_together(kind):
     """Joining equals caching the concatenated batch, up to the positions after a prompt's end, which nobody reads."""
     model, batches = tiny(kind), _batches()

@@ -20,7 +20,7 @@ class State:
 
     def __init__(self, policy: Policy, tables: Tables, t: int, mask: Tensor, values: Tensor, closed: Tensor | None) -> None:
         self.policy, self.mask = policy, mask[: tables.n_edges[t]]
-        self.closed = torch.zeros(12, dtype=torch.bool) if closed is None else closed
+        self.closed = torch.zeros(13, dtype=torch.bool) if closed is None else closed
         K, M = int(tables.n_edges[t]), int(tables.n_nodes[t])
         flag = self.mask.to(values.dtype)
         self.edges = torch.relu(mlp(policy.edge_embedding, torch.cat([tables.edges[t, :K], flag[:, None]], 1)))
@@ -32,7 +32,8 @@ class State:
         self.context = torch.relu(mlp(policy.context, torch.cat(pooled)))
 
     def type_log_probs(self) -> Tensor:
-        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10, 10, 10, 3, 3, 3][: 12 if self.policy.config.parts else 6])
+        config = self.policy.config
+        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10, 10, 10, 3, 3, 3, 1][: 12 + config.trades if config.parts else 6])
         illegal = (self.mask.sum() < needs) | self.closed[: len(needs)]
         return mlp(self.policy.type_head, self.context).masked_fill(illegal, -math.inf).log_softmax(0)
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, TRADE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import NEGATIVE, features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
+from mechrl.search.exchange import Trade, exchange
 from tests.rl.tasks import small_task
 
 SETTINGS = RewardSettings(max_steps=12, tau_low=0.0)
@@ -25,7 +26,7 @@ def tasks():
 
 
 def random_actions(env: VectorEnv, rng: np.random.Generator, legal: bool = True) -> Actions:
-    kind = rng.integers(0, len(ACTION_TYPES), env.n)
+    kind = rng.integers(0, len(ACTION_TYPES) if env.settings.trades else TRADE, env.n)
     edges, node = np.full((env.n, 30), -1), np.zeros(env.n, dtype=np.int64)
     for i in range(env.n):
         alive = np.flatnonzero(env.mask[i])
@@ -230,7 +231,7 @@ def test_cuts_that_lose_too_much_are_taken_back(tasks, look_again):
             failed = (env.mask[i] == before[i]).all() and env.change[i] < 0
             looks = env.passes[i] - spent[i] > 2 * task.engine.n_pairs / 20
             expected = closed[i] | (failed & (np.arange(len(ACTION_TYPES)) == actions.type[i]))
-            assert (env.closed[i] == (expected & (not looks))).all()
+            assert (env.closed[i, :TRADE] == (expected & (not looks))[:TRADE]).all() and env.closed[i, TRADE]
             stuck = all(expected[t] or env.mask[i].sum() < NEEDS[t] for t in range(1, len(ACTION_TYPES)))
             assert steps.done[i] == (actions.type[i] == STOP or (stuck and (not look_again or env.mask[i].sum() == looked[i])))
             assert steps.reward[i] >= 0 and (
@@ -276,6 +277,63 @@ def test_it_looks_at_the_circuit_it_stands_at_when_that_has_shrunk_enough(tasks)
         assert task.engine.passes - spent == pytest.approx(all_of_it * task.engine.n_pairs / 20)
     env.reset(0, 1)
     assert env.looked[0] == tasks[1].K and env.scores[0, :33] == pytest.approx(seen_at(tasks[1], env.mask[0]), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("look_again", [0.0, 0.7])
+def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again):
+    """Against one exchange at a time, judged by the engine itself; passes counted, and paid for by the reward."""
+    settings = replace(SETTINGS, take_back=True, trades=True, look_again=look_again, max_steps=40, pass_cost=0.01)
+    tasks = [small_task("gpt2", 150), small_task("llama-gqa", 120, 1)]
+    tasks = [replace(task, tau=task.ceiling - 0.05) for task in tasks]
+    rng, seen = np.random.default_rng(3), Counter()
+    env = VectorEnv(tasks, 6, settings, rng)
+    env.passes[:] = 0
+    running = np.ones(6, dtype=bool)
+    for _ in range(40):
+        mask, f, scores, spent, closed = env.mask.copy(), env.f.copy(), env.scores.copy(), env.passes.copy(), env.closed.copy()
+        charged = sum(task.engine.passes for task in tasks)
+        actions = random_actions(env, rng)
+        trades = running & (rng.random(6) < 0.5) & ~closed[:, TRADE] & mask.any(1)
+        actions.type[trades] = TRADE
+        actions.type[~running] = STOP
+        steps = env.step(actions, restart=False)
+        assert sum(task.engine.passes for task in tasks) - charged == pytest.approx((env.passes - spent).sum())
+        for i in np.flatnonzero(running & (actions.type == TRADE)):
+            task = tasks[env.task[i]]
+            n, passes = task.K, task.engine.passes
+            expected, cost = traded(task, mask[i, :n], float(f[i]))
+            task.engine.passes = passes
+            after = mask[i].copy()
+            after[:n] = mask[i, :n] if expected is None else expected.mask
+            assert (env.mask[i] == after).all() and (expected is None or env.f[i] == pytest.approx(expected.f, abs=1e-6))
+            assert env.f[i] >= task.tau
+            looks = look_again > 0 and env.looked[i] == env.mask[i].sum() and env.passes[i] - spent[i] > cost + 1e-9
+            assert env.passes[i] - spent[i] == pytest.approx(cost + looks * 6 * task.engine.n_pairs / 20)
+            sizes = settings.potential(np.array([f[i], env.f[i]]), np.array([mask[i].sum(), after.sum()]), n, task.tau)
+            assert steps.reward[i] == pytest.approx(sizes[1] - sizes[0] - 0.01 * (env.passes[i] - spent[i]), abs=1e-5)
+            assert env.closed[i, TRADE] == (expected is None)  # a look opens other types again, not this one
+            if expected is not None and look_again and not looks:  # what came back has a score, which was 0
+                back = after & ~mask[i]
+                assert (env.scores[i][~back] == scores[i][~back]).all() and (env.scores[i][back] > 0).all()
+                seen["back"] += int(back.sum())
+            seen.update(failed=int(expected is None), smaller=int(expected is not None))
+        moved = running & (env.mask != mask).any(1)
+        assert not env.closed[moved, TRADE].any() and (env.closed[~moved, TRADE] >= closed[~moved, TRADE]).all()
+        running &= ~steps.done
+    assert seen["failed"] and seen["smaller"] > 4 and (not look_again or seen["back"])
+
+
+def traded(task: Task, mask: np.ndarray, f: float) -> tuple[Trade | None, float]:
+    """One exchange and its passes."""
+    engine, before = task.engine, task.engine.passes
+    gain = -engine.gradient(mask[None].astype(np.float64), task.candidates).gradient[0].double().numpy() / engine.kl_cut
+    trying = exchange(mask, f, task.tau, gain, lambda masks: engine.graph.prune(masks, task.candidates))
+    masks = next(trying)
+    while True:
+        try:
+            masks = trying.send(engine.faithfulness(masks, task.candidates).double().numpy())
+        except StopIteration as end:
+            return end.value, engine.passes - before
 
 
 def test_looking_again_dead_edges_go_with_every_cut(tasks):

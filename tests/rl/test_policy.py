@@ -22,10 +22,10 @@ def tasks() -> list[Task]:
     return [small_task("gpt2", 40), small_task("llama-gqa", 33, 1)]
 
 
-def random_policy(seed: int = 0, parts: bool = False) -> Policy:
+def random_policy(seed: int = 0, types: int = 6) -> Policy:
     """Away from its start, where all picks are nearly equally likely."""
     torch.manual_seed(seed)
-    policy = Policy(PolicyConfig(width=16, parts=parts)).double()
+    policy = Policy(PolicyConfig(width=16, parts=types > 6, trades=types > 12)).double()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.15 * torch.randn_like(p))
@@ -46,7 +46,7 @@ def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7, l
     values[:, 2] = mask.sum(1) / tables.n_edges[task]
     scores = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask * (torch.rand(mask.shape, generator=g) < 0.8)
     closed = (
-        (torch.rand(n, 12, generator=g) < 0.3) & (torch.arange(12) > 0) if looks else None
+        (torch.rand(n, 13, generator=g) < 0.3) & (torch.arange(13) > 0) if looks else None
     )  # what was tried in vain since the look
     return States(task, mask, values, look(scores) if looks else None, closed)
 
@@ -56,30 +56,30 @@ def replay(policy, tables, states, choice):
     return policy.evaluate(tables, states, *(torch.from_numpy(x) for x in (a.type, a.edges, a.node)))
 
 
-@pytest.mark.parametrize(("looks", "parts"), [(False, False), (True, False), (False, True), (True, True)])
-def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks, parts):
-    policy, tables = random_policy(parts=parts), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "types"), [(False, 6), (True, 6), (False, 12), (True, 12), (True, 13)])
+def test_replayed_log_probabilities_are_the_stored_ones(tasks, looks, types):
+    policy, tables = random_policy(types=types), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()  # all types occur
         policy.type_head.second.weight.mul_(0.1)
-    states = random_states(tables, 60, looks=looks)
+    states = random_states(tables, 120, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
-    assert set(choice.actions.type) == set(range(12 if parts else 6))
+    assert set(choice.actions.type) == set(range(types))
     result = replay(policy, tables, states, choice)
     assert torch.allclose(result.log_prob, choice.log_prob, atol=1e-12)
     assert torch.allclose(result.value, choice.value, atol=1e-12)
     assert (result.entropy >= 0).all()
 
 
-@pytest.mark.parametrize(("looks", "parts"), [(False, False), (True, False), (True, True)])
-def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, parts):
-    policy, tables = random_policy(1, parts), tables_of(tasks)
+@pytest.mark.parametrize(("looks", "types"), [(False, 6), (True, 6), (True, 12), (True, 13)])
+def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, types):
+    policy, tables = random_policy(1, types), tables_of(tasks)
     with torch.no_grad():
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)
     states = random_states(tables, 90, 3, density=0.85, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(2))
-    assert set(choice.actions.type) == set(range(12 if parts else 6))
+    assert set(choice.actions.type) == set(range(types))
     fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
     for name in ("log_prob", "entropy", "value"):
         ours, expected = getattr(fast, name), getattr(slow, name)

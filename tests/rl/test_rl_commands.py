@@ -230,6 +230,8 @@ def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
         ({"prefilter": "best"}, "unknown prefilter"),
         ({"spare": 1.5}, "spare must lie"),
         ({"look_again": 1.0}, "below 1"),
+        ({"take_back": True}, "needs --parts"),
+        ({"trades": True, "parts": True}, "needs --take-back"),
         ({"init_from": Path("no-such-folder")}, "config.json is missing"),
         ({"resume": True}, "start without --resume"),
     ],

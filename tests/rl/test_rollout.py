@@ -100,10 +100,31 @@ def test_episodes_are_what_happened(look_again):
     assert task.engine.passes - before == pytest.approx(measured * task.engine.n_pairs / 20)
 
 
+def test_what_came_back_is_not_among_the_removed():
+    masks = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 1, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 1]], dtype=bool)
+    episode = Episode(masks, np.ones(4), ((2, 1), (3, 0), (1,)))
+    assert [episode.removed(step) for step in range(4)] == [(), (2, 1), (2, 3, 0), (2, 3, 0, 1)]
+
+
+def test_an_agent_that_trades_ends_with_a_circuit_that_reaches_its_target():
+    reward = replace(REWARD, take_back=True, trades=True, look_again=0.75, max_steps=60, margin=0.1)
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, parts=True, trades=True, prior=5.0))
+    sizes = {}
+    for trades in (False, True):
+        task = small_task("gpt2", 150, 0, reward)
+        (episode,) = rollouts(policy, task, replace(reward, trades=trades), 0, seed=0)
+        assert (episode.f >= task.tau - 1e-6).all() and (np.diff(episode.masks.sum(1)) <= 0).all()
+        for step, mask in enumerate(episode.masks):
+            assert sorted(episode.removed(step)) == np.flatnonzero(~mask).tolist()
+        sizes[trades] = int(episode.masks[-1].sum())
+    assert sizes[True] < 0.8 * sizes[False]
+
+
 def test_seeds_repeat_and_greed_has_none():
     task, policy = small_task("gpt2", 40, 0, REWARD), agent()
     first, again, other = (rollouts(policy, task, REWARD, 4, seed) for seed in (1, 1, 2))
-    same = [np.array_equal(a.masks, b.masks) and a.order == b.order for a, b in zip(first, again, strict=True)]
+    same = [np.array_equal(a.masks, b.masks) and a.cuts == b.cuts for a, b in zip(first, again, strict=True)]
     assert all(same)
     assert not all(np.array_equal(a.masks, b.masks) for a, b in zip(first[:4], other[:4], strict=True))
     (alone,) = rollouts(policy, task, REWARD, 0, seed=9)

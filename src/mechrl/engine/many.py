@@ -84,7 +84,30 @@ class ManyEngines:
                 result[i, kept] = -gradient.double().cpu().numpy().mean(0) / engine.kl_cut
             return result
         array = self._over_all_edges(which, masks, 3 * len(alpha))
-        circuit, weight = np.repeat(np.arange(len(which)), len(alpha)), np.tile(alpha, len(which))
+        circuit = np.repeat(np.arange(len(which)), len(alpha))
+        weight = np.broadcast_to(np.tile(alpha, len(which)).astype(np.float32)[:, None], (len(circuit), array.shape[1]))
+        return self._gradients(which, array, circuit, weight, result) / len(alpha)
+
+    def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order what
+        f gains by an edge outside, and loses by cutting one inside."""
+        which, result = np.asarray(which, dtype=np.int64), np.zeros(masks.shape)
+        if not self.fused:
+            for i, g in enumerate(which):
+                engine, edges = self.engines[g], self.edges[g]
+                gradient = engine.gradient(masks[i : i + 1, : len(edges)].astype(np.float64), edges).gradient[0]
+                result[i, : len(edges)] = -gradient.double().cpu().numpy() / engine.kl_cut
+            return result
+        whole = np.zeros(masks.shape, dtype=bool)
+        for i, g in enumerate(which):
+            whole[i, : len(self.edges[g])] = True
+        weight = self._over_all_edges(which, masks, passes=3).astype(np.float32)
+        return self._gradients(which, self._over_all_edges(which, whole, passes=0), np.arange(len(which)), weight, result)
+
+    def _gradients(
+        self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, result: np.ndarray
+    ) -> np.ndarray:
+        """Minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges]: added up in the shape of `result`."""
         need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
@@ -92,10 +115,10 @@ class ManyEngines:
                 c = circuit[chunk]
                 edge, gradient = self._gradient_chunk(which[c], array[c], weight[chunk])
                 place, column = np.divmod(edge, array.shape[1])
-                places.append(c[place] * masks.shape[1] + self._own_column[which[c[place]], column])
+                places.append(c[place] * result.shape[1] + self._own_column[which[c[place]], column])
                 parts.append(gradient)
         total = np.bincount(np.concatenate(places), torch.cat(parts).double().cpu().numpy(), minlength=result.size)
-        return -total.reshape(result.shape) / len(alpha)
+        return -total.reshape(result.shape)
 
     def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """The masks without their dead edges."""
@@ -136,15 +159,16 @@ class ManyEngines:
             distance.index_add_(0, job + 1, torch.cat(kl).double() * self._share[pair])
         return 1 - distance[run.output]
 
-    def _gradient_chunk(self, which: np.ndarray, array: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """∂(KL / KL_cut)/∂M at αM: entries of the flattened masks, and the gradient of each. All others have none."""
+    def _gradient_chunk(self, which: np.ndarray, array: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """∂(KL / KL_cut)/∂w at `weight` [C, edges] of the edges in `array`: entries of the flattened masks, and the gradient of each. All
+        others have none."""
         plan = make_plan(self.edge_set, array, share=False, group=which)
         run = FusedGradient(self._ground, plan)
         model = self._ground.model
         if not plan.n_outputs:
             return run.edge, self._probs.new_zeros(0)
-        weight = torch.from_numpy(alpha[run.edge // array.shape[1]].astype(np.float32))
-        final = run.run(self._inputs(run, which), self._there(weight))
+        of_edges = torch.from_numpy(weight[np.divmod(run.edge, array.shape[1])])
+        final = run.run(self._inputs(run, which), self._there(of_edges))
         _, pair = self._outputs(plan)
         grad = []
         for x, of in self._some(final, pair):

@@ -86,6 +86,11 @@ def train_command(
     parts: Annotated[
         bool, typer.Option("--parts", help="Six more actions: cut a tenth or a third, what ranks lowest in one of three orders.")
     ] = False,
+    trades: Annotated[
+        bool,
+        typer.Option("--trades", help="One more action: measure single edges, bring a few back, cut more. Needs --take-back."),
+    ] = False,
+    pass_cost: Annotated[float, typer.Option(min=0, help="What every pass costs of the reward.")] = 0.0,
     max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
     entropy: options.Entropy = 0.01,
@@ -136,6 +141,8 @@ def train_command(
     settings = TaskSettings(pairs, k, prefilter, half, spare)  # type: ignore[arg-type]  # checked there, with a message for people
     if take_back and not parts:
         raise MechRLError("--take-back needs --parts: with the paper's actions alone episodes would end too soon")
+    if trades and not take_back:
+        raise MechRLError("--trades needs --take-back: an exchange begins and ends with an f that reaches the target")
     if not 0 <= look_again < 1:
         raise MechRLError(f"--look-again takes a number from 0 to below 1, not {look_again:g}")
     reward = RewardSettings(
@@ -147,9 +154,11 @@ def train_command(
         log_share=log_share,
         look_again=look_again,
         take_back=take_back,
+        trades=trades,
+        pass_cost=pass_cost,
     )
     torch.manual_seed(seed)
-    fresh = PolicyConfig(width, parts=parts)
+    fresh = PolicyConfig(width, parts=parts, trades=trades)
     if prior:  # an agent that has an idea of what to cut need not begin edge by edge
         fresh = replace(fresh, cut_1_bias=0.0, cut_30_bias=0.0 if parts else 1.0, prior=prior)
     start = load_policy(init_from) if init_from else Policy(fresh)

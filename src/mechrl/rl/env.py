@@ -20,26 +20,33 @@ that the agent tries something else. When all are closed it looks again, and if 
 A policy may know more actions than the paper's: a tenth or a third of the circuit goes at once, the edges that rank lowest. From 3,000
 edges to 100 that is 33 steps by tenths, where cuts of 30 take 97. What ranks lowest is a choice of its own: an edge of negative score
 works against the behaviour, and may go first of all, early, or as late as one that works as much for it (`ORDERS`).
+
+With `trades` there is one more, which no longer only cuts: an exchange (search/exchange.py) measures what single edges cost, brings a few
+edges back and cuts more. It takes some twenty passes and goes by no look, so one that fails is closed until the circuit has changed.
+`pass_cost` makes passes count: an agent that may buy what it wants to know must be told that it costs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
 from mechrl.rl.features import NEGATIVE, SCORE, Features, features, strength
+from mechrl.search.exchange import Judging, Trade, exchange
 
 _PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores: they go first, early, or like positive ones
 PARTS = (10, 3)
-ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS))
+ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS), "trade")
 STOP, NODE, PART = 0, 5, len(_PAPERS)  # parts of the circuit come after the paper's types: every part in every order
+TRADE = len(ACTION_TYPES) - 1
 PAPERS_TYPES = len(_PAPERS)
 BATCH_SIZES = (0, 1, 3, 10, 30, 0, *(0 for _ in ACTION_TYPES[PART:]))  # edges that an action of each type picks
-NEEDS = (0, 1, 3, 10, 30, 1, *(part for part in PARTS for _ in ORDERS))  # edges that must be left for it
+NEEDS = (0, 1, 3, 10, 30, 1, *(part for part in PARTS for _ in ORDERS), 1)  # edges that must be left for it
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
@@ -60,6 +67,8 @@ class RewardSettings:
     give_up: float | None = None  # an episode ends when f is this far below τ
     look_again: float = 0.0  # renew the scores when the circuit has shrunk to this part of what it was; 0: never, as the paper
     take_back: bool = False  # cuts that leave f below τ
+    trades: bool = False  # exchanges are an action too, for agents that take back: it begins and ends with f ≥ τ
+    pass_cost: float = 0.0  # of the reward, for every pass of 20 pairs
     already_cut: float = -0.01
     max_steps: int = 150
 
@@ -147,6 +156,7 @@ class VectorEnv:
         self._K = np.array([task.K for task in tasks])
         self._tau = np.array([task.tau for task in tasks])
         self._ceiling = np.array([task.ceiling for task in tasks])
+        self._never = (np.arange(len(ACTION_TYPES)) == TRADE) & (not settings.trades)  # types that are closed for good
         if settings.look_again:
             whole = np.arange(self.width) < self._K[:, None]
             self._first_look = self.engines.mask_gradients(np.arange(len(tasks)), whole, LOOK)
@@ -162,7 +172,7 @@ class VectorEnv:
     def reset(self, i: int, task: int) -> None:
         self.task[i] = task
         self.mask[i] = np.arange(self.width) < self._K[task]
-        self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, False
+        self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, self._never
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i] = 0
         if self.settings.look_again:
@@ -177,9 +187,9 @@ class VectorEnv:
 
     def step(self, actions: Actions, restart: bool = True) -> Steps:
         """Acts in every environment. With `restart=False` ended episodes stay as they are (deployment)."""
-        before = self.mask.copy()
+        before, paid = self.mask.copy(), self.passes.copy()
         wasted = self._cut(actions)
-        stopped = actions.type == STOP
+        stopped, trading = actions.type == STOP, actions.type == TRADE
         changed = (self.mask != before).any(1)
         if self.settings.look_again:
             self.mask[changed] = self.engines.prune(self.task[changed], self.mask[changed])
@@ -187,11 +197,17 @@ class VectorEnv:
         f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         self.passes += changed * self._pass[self.task]
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
+        for j, trade in self._trade(np.flatnonzero(trading)).items():
+            if trade is None:
+                self.closed[j, TRADE] = True
+            else:
+                self.mask[j, : self._K[self.task[j]]], f[j] = trade.mask, trade.f
         self.change = f - self.f
         if settings.take_back:
             failed = changed & (f < tau)
             self.mask[failed], f[failed] = before[failed], self.f[failed]
             self.closed[failed, actions.type[failed]] = True
+        self.closed[(self.mask != before).any(1), TRADE] = self._never[TRADE]
         after = settings.potential(f, self.mask.sum(1), K, tau)
         reward = after - (self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau))
         reward = np.maximum(reward, 0) if settings.best_so_far else reward
@@ -207,6 +223,7 @@ class VectorEnv:
         stuck = settings.take_back & (self.closed | (edges[:, None] < NEEDS))[:, 1:].all(1)
         done |= stuck & (edges == self.looked if settings.look_again else True)
         self._look(~done & (stuck | (edges <= settings.look_again * self.looked)) & (edges > 0), edges)
+        reward -= settings.pass_cost * (self.passes - paid)
         if restart:
             for i in np.flatnonzero(done):
                 self.reset(int(i), self.draw(int(i)))
@@ -215,7 +232,7 @@ class VectorEnv:
     def _cut(self, actions: Actions) -> np.ndarray:
         """Applies the cuts; [n] bool: did an action cut what was cut already?"""
         wasted = np.zeros(self.n, dtype=bool)
-        for i in np.flatnonzero(actions.type != STOP):
+        for i in np.flatnonzero((actions.type != STOP) & (actions.type != TRADE)):
             task = self.tasks[self.task[i]]
             if actions.type[i] >= PART:
                 places = self._lowest(int(i), *divmod(int(actions.type[i]) - PART, len(ORDERS)))
@@ -228,6 +245,45 @@ class VectorEnv:
             self.mask[i, places] = False
         return wasted
 
+    def _trade(self, which: np.ndarray) -> dict[int, Trade | None]:
+        """One exchange in each of the environments `which`, side by side: what all of them want judged is one engine call. An edge that
+        comes back has the score by which it was chosen."""
+        found: dict[int, Trade | None] = {}
+        if not len(which):
+            return found
+        gain = self.engines.gains(self.task[which], self.mask[which])
+        self.passes[which] += 3 * self._pass[self.task[which]]
+        trying: dict[int, Judging] = {}
+        asked: dict[int, np.ndarray] = {}
+
+        def ask(i: int, f: np.ndarray | None) -> None:
+            try:
+                asked[i] = next(trying[i]) if f is None else trying[i].send(f)
+            except StopIteration as end:
+                found[i] = end.value
+                asked.pop(i, None)
+
+        for i, of in zip(which.tolist(), gain, strict=True):
+            task = self.tasks[self.task[i]]
+            prune = partial(task.engine.graph.prune, edges=task.candidates)
+            trying[i] = exchange(self.mask[i, : task.K].copy(), float(self.f[i]), task.tau, of[: task.K], prune)
+            ask(i, None)
+        while asked:
+            owner = np.repeat(list(asked), [len(masks) for masks in asked.values()])
+            masks = np.zeros((len(owner), self.width), dtype=bool)
+            for i, mine in asked.items():
+                masks[owner == i, : mine.shape[1]] = mine
+            f = self.engines.faithfulness(self.task[owner], masks)
+            np.add.at(self.passes, owner, self._pass[self.task[owner]])
+            for i in list(asked):
+                ask(i, f[owner == i])
+        for i, of in zip(which.tolist(), gain, strict=True):
+            trade = found[i]
+            if trade is not None and self.settings.look_again:
+                back = np.flatnonzero(trade.mask & ~self.mask[i, : len(trade.mask)])
+                self.scores[i, back] = of[back]
+        return found
+
     def _lowest(self, i: int, part: int, order: int) -> np.ndarray:
         """Of the edges left in environment i those that rank lowest by their scores, as of the last look or the prefilter's."""
         left = np.flatnonzero(self.mask[i])
@@ -238,4 +294,4 @@ class VectorEnv:
         if which.any():
             self.scores[which] = self.engines.mask_gradients(self.task[which], self.mask[which], LOOK)
             self.passes += which * LOOK_PASSES * self._pass[self.task]
-            self.looked[which], self.closed[which] = edges[which], False
+            self.looked[which], self.closed[which, :TRADE] = edges[which], False

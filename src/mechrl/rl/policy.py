@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mechrl.rl import kernels
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, ORDERS, PAPERS_TYPES, PART, Actions, Task
+from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, ORDERS, PAPERS_TYPES, PART, TRADE, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
@@ -55,6 +55,7 @@ class PolicyConfig:
     cut_30_bias: float = 0.0
     prior: float = 0.0
     parts: bool = False  # whether it knows to cut a tenth or a third of the circuit at once, which the paper's does not
+    trades: bool = False  # knows exchanges besides, which come after the parts at the start
     part_bias: float = 2.0  # of tenths; thirds have one more: at the start these come first, and are a good search already
 
 
@@ -330,7 +331,8 @@ class Policy(nn.Module):
         self.edge_embedding = Perceptron(N_EDGE + 1, H, H)
         self.node_embedding = Perceptron(N_NODE + 1, H, H)
         self.context = Perceptron(4 * H + N_GLOBAL, H, H)
-        self.type_head = Perceptron(H, H, len(ACTION_TYPES) if config.parts else PAPERS_TYPES, gain=0.01)
+        n_types = TRADE + config.trades if config.parts else PAPERS_TYPES
+        self.type_head = Perceptron(H, H, n_types, gain=0.01)
         self.edge_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.node_head = Perceptron(2 * H, H, 1, gain=0.01)
         self.value_head = Perceptron(H, H, 1, gain=1.0)
@@ -338,8 +340,9 @@ class Policy(nn.Module):
             self.type_head.second.bias[0] = config.stop_bias
             self.type_head.second.bias[1] = config.cut_1_bias
             self.type_head.second.bias[4] = config.cut_30_bias
-            self.type_head.second.bias[PART:] = config.part_bias
-            self.type_head.second.bias[PART + len(ORDERS) :] += 1
+            self.type_head.second.bias[PART:TRADE] = config.part_bias
+            self.type_head.second.bias[PART + len(ORDERS) : TRADE] += 1
+            self.type_head.second.bias[TRADE:] = config.part_bias - 1
             if config.prior:
                 _carry(RANK, config.prior, self.edge_embedding, self.edge_head)
                 _carry(TOTAL, -config.prior, self.node_embedding, self.node_head)

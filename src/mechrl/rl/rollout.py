@@ -3,7 +3,7 @@
 Sampled episodes and one greedy one run side by side; each is a candidate, and a rule chooses among them. Default: the smallest
 circuit whose f reaches tau, else the most faithful one; `paper`: the most faithful one, whatever its size. The candidate of an
 episode is its last mask or, with `best_along_episode`, the best by that same rule of all that it passed through: all of them were
-measured on the way, and along an episode circuits only shrink. An agent that was paid for the best so far cuts on beyond it, so
+measured on the way, and along an episode circuits only become smaller. An agent that was paid for the best so far cuts on beyond it, so
 its last mask means nothing: its episodes are read along unless told otherwise. What is returned has its dead edges pruned.
 
 Several deployments of one task run in one batch: on a GPU a step costs nearly the same for 17 circuits as for 86. None of them notices
@@ -67,12 +67,17 @@ class Episode:
 
     masks: np.ndarray  # [steps + 1, K] bool
     f: np.ndarray  # [steps + 1] on the discovery pairs
-    order: tuple[int, ...]  # candidates in the order in which they were cut
+    cuts: tuple[tuple[int, ...], ...]  # [steps] the candidates that each action cut, in order
     passes: float = 0.0  # what its steps and looks cost
 
     def removed(self, step: int) -> tuple[int, ...]:
-        """What was cut up to a step."""
-        return self.order[: len(self.masks[0]) - int(self.masks[step].sum())]
+        """What was cut up to a step and is not back, in the order in which it was."""
+        gone: dict[int, None] = {}
+        for cut in self.cuts[:step]:
+            for edge in cut:
+                gone.pop(edge, None)  # it came back in between
+                gone[edge] = None
+        return tuple(edge for edge in gone if not self.masks[step][edge])
 
 
 def rollouts(
@@ -98,7 +103,7 @@ def many_rollouts(
     total = int(ends[-1]) + 1
     env = VectorEnv([task], total, reward, np.random.default_rng(0))  # which draws the behaviours, and there is one
     masks, f = [env.mask.copy()], [env.f.copy()]
-    order: list[list[int]] = [[] for _ in range(total)]
+    cuts: list[list[tuple[int, ...]]] = [[] for _ in range(total)]
     running = np.ones(total, dtype=bool)
     length = np.zeros(total, dtype=np.int64)
     while running.any():
@@ -107,7 +112,7 @@ def many_rollouts(
         before = env.mask.copy()
         done = env.step(actions, restart=False).done
         for i in np.flatnonzero(running):
-            order[i] += _cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]])
+            cuts[i].append(_cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]]))
         length += running
         running &= ~done
         masks.append(env.mask.copy())
@@ -119,7 +124,7 @@ def many_rollouts(
         )
     all_masks, all_f = np.array(masks), np.array(f)
     episodes = [
-        Episode(all_masks[: length[i] + 1, i], all_f[: length[i] + 1, i], tuple(order[i]), float(env.passes[i]))
+        Episode(all_masks[: length[i] + 1, i], all_f[: length[i] + 1, i], tuple(cuts[i]), float(env.passes[i]))
         for i in range(total)
     ]
     return [[*episodes[block], episodes[-1]] for block in blocks]
@@ -143,12 +148,12 @@ def _decide(
     return actions
 
 
-def _cut(gone: np.ndarray, picks: np.ndarray) -> list[int]:
+def _cut(gone: np.ndarray, picks: np.ndarray) -> tuple[int, ...]:
     """The candidates that an action cut: picks in their order, then those of a component, or which died with it, in edge order."""
     picked = [int(p) for p in picks if gone[p]]
     gone = gone.copy()
     gone[picked] = False
-    return picked + np.flatnonzero(gone).tolist()
+    return (*picked, *np.flatnonzero(gone).tolist())
 
 
 def best_step(episode: Episode, tau: float, rule: Rule) -> int:
