@@ -51,14 +51,7 @@ BEHAVIOURS = (
         source=by_content,
         known=known("circuit", "Li & Gao 2025", "medium", "8.1 10.8 m9"),
     ),
-    Behaviour(
-        name="multiple-choice-lookup",
-        family="multiple-choice",
-        split="extra",
-        metric="logit-difference",
-        description="looks a label's content up: 'Answer Choices: (A) cat (B) dog Answer: (A)' → cat, not dog",
-        source=by_label,
-    ),
+    # of the two other wordings the one that stands in for the first, where a model does not exhibit that: its prompts end alike
     Behaviour(
         name="multiple-choice-labels",
         family="multiple-choice",
@@ -66,5 +59,13 @@ BEHAVIOURS = (
         metric="logit-difference",
         description="answers with a label on offer: 'Answer Choices: (A) cat (B) dog Answer: (' → A or B, not X or Y",
         source=first_label,
+    ),
+    Behaviour(
+        name="multiple-choice-lookup",
+        family="multiple-choice",
+        split="extra",
+        metric="logit-difference",
+        description="looks a label's content up: 'Answer Choices: (A) cat (B) dog Answer: (A)' → cat, not dog",
+        source=by_label,
     ),
 )
