@@ -29,7 +29,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from mechrl import gate
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.evaluate import paper
+from mechrl.evaluate.compare import read_agent
 from mechrl.evaluate.reproduce import choose
 from mechrl.evaluate.run import Gated
 from mechrl.evaluate.spread import Spread
@@ -98,9 +99,7 @@ class Agent:
         metrics = read(folder / METRICS) if (folder / METRICS).exists() else []
         iteration = metrics[-1]["iteration"] if metrics else about["ppo"]["iterations"]
         checksum = file_checksum(folder / "model.safetensors")
-        usual = asdict(RewardSettings())
-        own = {name: value for name, value in asdict(reward).items() if value != usual[name]}
-        first = json.dumps([json.loads((folder / "config.json").read_text()), own], sort_keys=True)
+        first = json.dumps([json.loads((folder / "config.json").read_text()), read_agent(folder).reward], sort_keys=True)
         known = (hashlib.sha256(first.encode()).hexdigest(), about["model"], tuple(about["behaviours"]), iteration)
         return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward, learned_with(folder))
 
