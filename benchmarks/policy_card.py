@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from policy_smollm2 import TAU, Agent, Cell, Row, columns, deploy_rows, key, read, zero_shot_table
 from policy_smollm2 import deployments as asked
+from rows import trading
 
 from mechrl import gate
 from mechrl.behaviours import behaviours
@@ -114,7 +115,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
     rows = {key(row): row for row in read(arguments.rows) if row["kind"] == "zero-shot" and row["policy"] == checksum}
     if not rows:
         raise SystemExit(f"{arguments.rows}: no row is of the policy in {arguments.run}")
-    return list(rows.values())
+    return trading(rows.values())
 
 
 def deployed(arguments: argparse.Namespace) -> list[Row]:

@@ -12,7 +12,8 @@ scratch    after 200 iterations on it, from an untrained policy of the same conf
 transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
 
 Deployed once greedily, and with 16 sampled rollouts besides for every seed, all in one batch: the smallest circuit with f ≥ 0.9 along the
-episodes, else the most faithful. Candidates are those of the model's own policy, episodes as the deployed policy knows them.
+episodes, else the most faithful. Deployments trade; rows of those that only cut, from before, are kept as a control. Candidates
+are those of the model's own policy, episodes as the deployed policy knows them.
 
 Cells come in order of importance; deployments with a row are skipped, and training goes on from OUT/work: it can be stopped at any
 time and run again. With --jobs several processes share the work: seconds are then those of a shared device.
@@ -36,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, bring_together, claimed, read, share
+from rows import Row, bring_together, claimed, read, share, trading
 
 import mechrl
 from mechrl import gate
@@ -70,12 +71,13 @@ NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deploym
 
 def key(row: Row) -> str:
     """Of its settings only what is not as always: one that comes with a later version must not make other rows of these. Where a policy
-    begins untrained, it does not matter what the weights became: its configuration tells."""
+    begins untrained, it does not matter what the weights became: its configuration tells. Deployments that trade are told from those
+    that only cut, trainings are not."""
     usual = TaskSettings().to_json()
     known = row | {"task": {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}}
     if row["kind"] in UNTRAINED:
         known["policy"] = row["configuration"]
-    return json.dumps([known.get(name) for name in KEY], sort_keys=True)
+    return json.dumps([known.get(name) for name in KEY] + ["trades"] * bool(row.get("trades")), sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def deploy_rows(
         {
             "rollouts": deployment.rollouts,
             "seed": deployment.seed,
+            "trades": deployment.trades,
             "K": task.K,
             "ceiling": task.ceiling,
             "edges": circuit.edges,
@@ -267,7 +270,14 @@ class Bench:
         arguments = self.arguments
         asked = deployments(arguments.rollouts, arguments.seeds)
         wanted = [
-            (cell, [d for d in asked if key(cell.about | {"rollouts": d.rollouts, "seed": d.seed}) not in self.rows])
+            (
+                cell,
+                [
+                    d
+                    for d in asked
+                    if key(cell.about | {"rollouts": d.rollouts, "seed": d.seed, "trades": d.trades}) not in self.rows
+                ],
+            )
             for cell in cells(self.agent, self.other, self.shown, arguments)
             if re.search(arguments.only, cell.label)
         ]
@@ -428,23 +438,36 @@ def tables(rows: list[Row]) -> list[str]:
         chosen = choose(shown)
         title = f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
         lines += [title, "", *(note + "\n" for note in chosen.notes), *_of_policy(mine, shown, chosen.held_out)]
-    transfer = [row for row in rows if row["kind"] == "transfer"]
+    transfer = trading(row for row in rows if row["kind"] == "transfer")
     if transfer:
-        zero = [row for row in rows if row["kind"] == "zero-shot"]
+        zero = trading(row for row in rows if row["kind"] == "zero-shot")
         lines += ["# Across models", "", *_across(transfer, zero), ""]
     return lines
 
 
 def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
     ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names]  # type: ignore[arg-type]
+    every = [row for row in mine if row["kind"] == "zero-shot"]
+    mine = trading(mine)
     zero = [row for row in mine if row["kind"] == "zero-shot"]
     run = {row["behaviour"] for row in zero}
     lines = ["## Zero-shot", "", *zero_shot_table(ordered, zero, of_paper("zero_shot")), ""]
     lines += [f"{len(run)} of {len(ordered)} behaviours were run. The paper's deployments take "]
     lines[-1] += f"{paper.PASSES['deployment_passes']:,.0f} passes each.\n"
+    cutting = [row for row in every if row not in zero]
+    if cutting:
+        lines += [
+            "## Without exchanges",
+            "",
+            *zero_shot_table(ordered, cutting),
+            "",
+            *_against(zero, cutting, "with", "without"),
+            "",
+        ]
     untrained = [row for row in mine if row["kind"] == "untrained"]
     if untrained:
-        lines += ["## Untrained, the control", "", *zero_shot_table(ordered, untrained), "", *_against(zero, untrained), ""]
+        lines += ["## Untrained, the control", "", *zero_shot_table(ordered, untrained), ""]
+        lines += [*_against(zero, untrained, "trained", "untrained"), ""]
     adapted = [row for row in mine if row["kind"] == "adapted"]
     if adapted:
         n = adapted[0]["training"]["iterations"]
@@ -459,8 +482,8 @@ def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
     return lines
 
 
-def _against(zero: list[Row], untrained: list[Row]) -> list[str]:
-    """What training is worth: sizes and passes of the trained policy over those of the untrained, where both reach f ≥ 0.9."""
+def _against(zero: list[Row], control: list[Row], ours: str, theirs: str) -> list[str]:
+    """What training, or exchanges, are worth: sizes and passes over those of the control, where both reach f ≥ 0.9."""
     lines = []
     for drawn, deployed in ((False, "greedy"), (True, "16 + 1")):
         for seen, what in ((True, "trained on"), (False, "never seen")):
@@ -468,7 +491,7 @@ def _against(zero: list[Row], untrained: list[Row]) -> list[str]:
             for name in dict.fromkeys(row["behaviour"] for row in zero if (row["split"] == "train") == seen):
                 both = [
                     [row for row in rows if row["behaviour"] == name and (row["rollouts"] > 0) == drawn]
-                    for rows in (zero, untrained)
+                    for rows in (zero, control)
                 ]
                 if all(rows and all(row["f"] >= TAU for row in rows) for rows in both):
                     ratios.append(
@@ -479,7 +502,7 @@ def _against(zero: list[Row], untrained: list[Row]) -> list[str]:
                 smaller = sum(r[0] < 1 for r in ratios)
                 counts = [f"{edges:.2f}", f"{passes:.2f}", f"{smaller} of {len(ratios)}"]
                 lines.append([what, deployed, *counts])
-    head = ["behaviours", "rollouts", "edges, trained / untrained", "passes, trained / untrained", "smaller when trained"]
+    head = ["behaviours", "rollouts", f"edges, {ours} / {theirs}", f"passes, {ours} / {theirs}", f"smaller {ours}"]
     return [*table(head, lines), "", "Geometric means over the behaviours on which both reach f ≥ 0.9 with every seed."]
 
 
@@ -504,7 +527,7 @@ def smooth(values: list[float]) -> list[float]:
 
 def figure(rows: list[Row], path: Path) -> None:
     """Return per iteration after a warm start and from scratch: SVG, PNG and the numbers as CSV."""
-    rows = list({key(row): row for row in rows if "learning" in row}.values())
+    rows = list({key(row | {"trades": False}): row for row in rows if "learning" in row}.values())  # training knows no deployment
     names = list(dict.fromkeys(row["behaviour"] for row in rows))
     if not names:
         raise SystemExit("no row has a learning curve yet")

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from rows import Row, read
+from rows import Row, read, trading
 
 HERE = Path(__file__).parent
 TAU = 0.9
@@ -36,9 +36,8 @@ def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
 def of_policy(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
     """By behaviour and number of rollouts, all seeds."""
     found: dict[str, dict[str, list[Row]]] = {}
-    for row in rows:
-        if row["kind"] == "zero-shot" and row["model"] == "smollm2" and "edges" in row:
-            found.setdefault(row["behaviour"], {}).setdefault(POLICIES[row["rollouts"]], []).append(row)
+    for row in trading(row for row in rows if row["kind"] == "zero-shot" and row["model"] == "smollm2"):
+        found.setdefault(row["behaviour"], {}).setdefault(POLICIES[row["rollouts"]], []).append(row)
     return found
 
 

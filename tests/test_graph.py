@@ -92,7 +92,7 @@ def test_pruning_is_the_fixed_point(shape, seed, density):
     pruned = graph.prune(masks)
     for mask, result in zip(masks, pruned, strict=True):
         assert (result == fixed_point(graph, mask)).all()
-    assert (graph.prune(pruned) == pruned).all()
+    assert (graph.prune(pruned) == pruned).all() and graph.prune(masks[:0]).shape == (0, graph.n_edges)
     assert (graph.prune(masks[0]) == pruned[0]).all()
     edges = np.sort(rng.choice(graph.n_edges, max(1, graph.n_edges // 2), replace=False))
     some = np.zeros_like(masks)

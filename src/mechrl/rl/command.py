@@ -31,6 +31,13 @@ Along = Annotated[
         show_default=False,
     ),
 ]
+Trades = Annotated[
+    bool,
+    typer.Option(
+        "--trades/--no-trades",
+        help="Exchange a few edges for more when cuts fail: smaller circuits for more passes. Only for agents trained with --take-back.",
+    ),
+]
 K = Annotated[
     int | None, typer.Option("--k", min=1, help="Candidate edges by each score. [default: as in training]", show_default=False)
 ]
@@ -197,6 +204,7 @@ def discover_command(
     rule: Rule = "smallest",
     judge: Judge = "discovery",
     best_along_episode: Along = None,
+    trades: Trades = True,
     pairs: options.Pairs = 20,
     k: K = None,
     prefilter: Prefilter = None,
@@ -220,7 +228,7 @@ def discover_command(
     from mechrl.models import load_model
     from mechrl.rl.rollout import Deployment, discover, load_policy, shipped_policy
 
-    deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed)  # type: ignore[arg-type]  # checked there
+    deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed, trades)  # type: ignore[arg-type]  # checked there
     chosen = get_behaviour(behaviour)
     folder = policy or shipped_policy(model)
     agent = load_policy(folder)
@@ -258,6 +266,7 @@ def adapt_command(
     rule: Rule = "smallest",
     judge: Judge = "discovery",
     best_along_episode: Along = None,
+    trades: Trades = True,
     pairs: options.Pairs = 20,
     k: K = None,
     prefilter: Prefilter = None,
@@ -293,7 +302,7 @@ def adapt_command(
     from mechrl.rl.tasks import task_of
     from mechrl.rl.train import Run, describe, file_checksum
 
-    deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed)  # type: ignore[arg-type]  # checked there
+    deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed, trades)  # type: ignore[arg-type]  # checked there
     chosen = get_behaviour(behaviour)
     folder = policy or shipped_policy(model)
     start = load_policy(folder)

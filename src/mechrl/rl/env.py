@@ -23,6 +23,7 @@ works against the behaviour, and may go first of all, early, or as late as one t
 
 With `trades` there is one more, which no longer only cuts: an exchange (search/exchange.py) measures what single edges cost, brings a few
 edges back and cuts more. It takes some twenty passes and goes by no look, so one that fails is closed until the circuit has changed.
+Where edges are few enough to be measured one by one, a failed exchange ends the episode: it has tried what a cut could still do.
 `pass_cost` makes passes count: an agent that may buy what it wants to know must be told that it costs.
 """
 
@@ -36,7 +37,7 @@ import numpy as np
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
 from mechrl.rl.features import NEGATIVE, SCORE, Features, features, strength
-from mechrl.search.exchange import Judging, Trade, exchange
+from mechrl.search.exchange import Judging, Trade, exchange, size_of_groups
 
 _PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores: they go first, early, or like positive ones
@@ -191,15 +192,18 @@ class VectorEnv:
         wasted = self._cut(actions)
         stopped, trading = actions.type == STOP, actions.type == TRADE
         changed = (self.mask != before).any(1)
-        if self.settings.look_again:
-            self.mask[changed] = self.engines.prune(self.task[changed], self.mask[changed])
         f = self.f.copy()
-        f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
+        if changed.any():
+            if self.settings.look_again:
+                self.mask[changed] = self.engines.prune(self.task[changed], self.mask[changed])
+            f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         self.passes += changed * self._pass[self.task]
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
+        minimal = np.zeros(self.n, dtype=bool)  # no edge of those that seem cheapest can go, measured one by one, nor be traded
         for j, trade in self._trade(np.flatnonzero(trading)).items():
             if trade is None:
                 self.closed[j, TRADE] = True
+                minimal[j] = size_of_groups(int(self.mask[j].sum())) == 1
             else:
                 self.mask[j, : self._K[self.task[j]]], f[j] = trade.mask, trade.f
         self.change = f - self.f
@@ -215,7 +219,7 @@ class VectorEnv:
         self.best = np.maximum(self.best, after)
         self.f = f.copy()
         self.step_count += ~stopped
-        done = stopped | (self.step_count >= settings.max_steps)
+        done = stopped | minimal | (self.step_count >= settings.max_steps)
         if settings.give_up is not None:
             done |= f < tau - settings.give_up
         edges = self.mask.sum(1)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -433,6 +433,19 @@ class Policy(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
+
+    def with_trades(self) -> Policy:
+        """The policy, with exchanges for one more action if it knows none: at the bias with which they begin, whatever the state is."""
+        if self.config.trades:
+            return self
+        grown = Policy(replace(self.config, trades=True)).to(next(self.parameters()))
+        known, last = self.state_dict(), grown.type_head.second
+        with torch.no_grad():
+            last.weight[TRADE] = 0
+        for name in ("weight", "bias"):
+            known[f"type_head.second.{name}"] = torch.cat([known[f"type_head.second.{name}"], getattr(last, name)[TRADE:]])
+        grown.load_state_dict(known)
+        return grown
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Policy:

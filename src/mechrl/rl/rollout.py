@@ -50,6 +50,7 @@ class Deployment:
     judge: Judge = "discovery"  # the pairs whose f the rule goes by
     best_along_episode: bool | None = None  # None: as the policy was trained, yes with `best_so_far`
     seed: int = 0
+    trades: bool = True  # exchanges are an action, if the agent takes back what fails; it need not have been trained with them
 
     def __post_init__(self) -> None:
         for name, value, known in (("rule", self.rule, get_args(Rule)), ("judge", self.judge, get_args(Judge))):
@@ -237,8 +238,11 @@ def deploy_together(
 ) -> list[Circuit]:
     """The circuits of several deployments, each what it would be alone, passes included; only the seconds are those of all together.
 
-    What the task's engine was charged before is part of every circuit's cost.
+    What the task's engine was charged before is part of every circuit's cost. All of them trade, or none.
     """
+    (trades,) = {d.trades for d in deployments}
+    reward = replace(reward, trades=trades and reward.take_back and policy.config.parts)
+    policy = policy.with_trades() if reward.trades else policy
     began = time.perf_counter() if began is None else began
     found = many_rollouts(policy, task, reward, [(d.rollouts, d.seed) for d in deployments], report)
     sampled = [sum(e.passes for e in episodes[:-1]) for episodes in found]  # what each deployment does not share with the others
@@ -254,7 +258,11 @@ def deploy_together(
 
     def circuit(choice: _Choice, passes: float) -> Circuit:
         deployment, episode = choice.deployment, choice.episode
-        known: dict[str, Any] = asdict(deployment) | {"tau": choice.tau, "best_along_episode": choice.along}
+        known: dict[str, Any] = asdict(deployment) | {
+            "tau": choice.tau,
+            "best_along_episode": choice.along,
+            "trades": reward.trades,
+        }
         known |= settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
         known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": choice.note}
         if choice.along:  # what the last masks alone would have given

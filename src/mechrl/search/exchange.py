@@ -33,6 +33,11 @@ class Trade:
     won: float  # edges fewer, and as many as f could pay for that rose, at the mean cost
 
 
+def size_of_groups(edges: int) -> int:
+    """Of edges measured together, in a circuit of so many."""
+    return max(1, round(edges * GROUP))
+
+
 Judging = Generator[np.ndarray, np.ndarray, Trade | None]  # yields circuits [C, n] bool and is sent their f [C]
 
 
@@ -46,7 +51,7 @@ def exchange(mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Ca
         return None
     best = outside[np.argsort(-gain[outside], kind="stable")]
     part, at_least, at_most = GROUPS
-    size = max(1, round(len(alive) * GROUP))
+    size = size_of_groups(len(alive))
     cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
     groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
     cost = f - (yield prune(np.stack([changed(mask, group) for group in groups])))
