@@ -312,6 +312,9 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
             sizes = settings.potential(np.array([f[i], env.f[i]]), np.array([mask[i].sum(), after.sum()]), n, task.tau)
             assert steps.reward[i] == pytest.approx(sizes[1] - sizes[0] - 0.01 * (env.passes[i] - spent[i]), abs=1e-5)
             assert env.closed[i, TRADE] == (expected is None)  # a look opens other types again, not this one
+            if expected is None:  # measured one by one, up to 120 edges, no edge can go: the episode is over
+                assert steps.done[i] or mask[i].sum() > 120
+                seen["over"] += steps.done[i]
             if expected is not None and look_again and not looks:  # what came back has a score, which was 0
                 back = after & ~mask[i]
                 assert (env.scores[i][~back] == scores[i][~back]).all() and (env.scores[i][back] > 0).all()
@@ -320,7 +323,7 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
         moved = running & (env.mask != mask).any(1)
         assert not env.closed[moved, TRADE].any() and (env.closed[~moved, TRADE] >= closed[~moved, TRADE]).all()
         running &= ~steps.done
-    assert seen["failed"] and seen["smaller"] > 4 and (not look_again or seen["back"])
+    assert seen["failed"] and seen["over"] and seen["smaller"] > 4 and (not look_again or seen["back"])
 
 
 def traded(task: Task, mask: np.ndarray, f: float) -> tuple[Trade | None, float]:

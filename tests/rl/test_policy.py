@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mechrl.rl import kernels
-from mechrl.rl.env import BATCH_SIZES, NODE, Task
+from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, NODE, STOP, TRADE, Task
 from mechrl.rl.features import RANK, after_look, look
 from mechrl.rl.policy import Policy, PolicyConfig, States, Tables, _Noise
 from tests.rl import slow_policy
@@ -30,6 +30,26 @@ def random_policy(seed: int = 0, types: int = 6) -> Policy:
         for p in policy.parameters():
             p.add_(0.15 * torch.randn_like(p))
     return policy
+
+
+def test_with_trades_is_the_same_policy_but_for_them(tasks):
+    """Given that no exchange is chosen all types are as likely as before; its own logit is the same in every state."""
+    policy, tables = random_policy(types=12), tables_of(tasks)
+    grown, states = policy.with_trades(), random_states(tables, 30, looks=True)
+    assert grown.config == replace(policy.config, trades=True) and grown.with_trades() is grown
+    assert not grown.type_head.second.weight[TRADE].any() and grown.type_head.second.bias[TRADE] == policy.config.part_bias - 1
+
+    def evaluate(agent: Policy, kind: int, states: States):
+        return agent.evaluate(
+            tables, states, torch.full((30,), kind), torch.full((30, MAX_PICKS), -1), torch.zeros(30, dtype=torch.int64)
+        )
+
+    never = replace(states, closed=states.closed | (torch.arange(13) == TRADE))
+    before, closed = evaluate(policy, STOP, states), evaluate(grown, STOP, never)
+    assert torch.allclose(before.value, closed.value) and torch.allclose(before.log_prob, closed.log_prob, atol=1e-12)
+    trade, stop = evaluate(grown, TRADE, states).log_prob.exp(), evaluate(grown, STOP, states).log_prob.exp()
+    assert ((trade > 0) == ~states.closed[:, TRADE]).all() and (trade > 0).any()
+    assert torch.allclose(stop, before.log_prob.exp() * (1 - trade), atol=1e-12)
 
 
 def tables_of(tasks: list[Task]) -> Tables:

@@ -121,6 +121,22 @@ def test_an_agent_that_trades_ends_with_a_circuit_that_reaches_its_target():
     assert sizes[True] < 0.8 * sizes[False]
 
 
+def test_deployments_trade_where_the_agent_takes_back_and_are_asked_to(model):
+    behaviour, settings = get_behaviour("ioi"), TaskSettings(pairs=8, k=200)
+    takes_back = replace(REWARD, take_back=True, look_again=0.75, margin=0.1, max_steps=60)
+    torch.manual_seed(0)
+    knows_parts = Policy(PolicyConfig(16, parts=True, prior=5.0))
+
+    def find(policy: Policy, reward: RewardSettings, trades: bool):
+        return discover(model, behaviour, policy, Deployment(tau=None, rollouts=0, trades=trades), settings, reward)
+
+    cut, traded = (find(knows_parts, takes_back, trades) for trades in (False, True))
+    assert (cut.settings["trades"], traded.settings["trades"]) == (False, True)
+    assert traded.edges < cut.edges and traded.passes > cut.passes and traded.faithfulness >= traded.tau - 1e-6
+    once, again = (find(agent(), REWARD, trades) for trades in (False, True))  # the paper's agent cannot
+    assert not again.settings["trades"] and np.array_equal(once.mask, again.mask) and once.passes == again.passes
+
+
 def test_seeds_repeat_and_greed_has_none():
     task, policy = small_task("gpt2", 40, 0, REWARD), agent()
     first, again, other = (rollouts(policy, task, REWARD, 4, seed) for seed in (1, 1, 2))
