@@ -13,12 +13,17 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from rows import Row, read, trading
+from rows import Row, read
 
 HERE = Path(__file__).parent
 TAU = 0.9
 SEARCHES = {"greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning", "blockwise": "blockwise"}
-POLICIES = {0: "policy, greedy", 16: "policy, 16 + 1"}
+POLICIES = {  # by whether it trades, and the number of rollouts
+    (True, 0): "policy, greedy",
+    (True, 16): "policy, 16 + 1",
+    (False, 0): "policy that only cuts, greedy",
+    (False, 16): "policy that only cuts, 16 + 1",
+}
 
 
 def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
@@ -34,10 +39,12 @@ def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
 
 
 def of_policy(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
-    """By behaviour and number of rollouts, all seeds."""
+    """By behaviour and kind of deployment, all seeds."""
     found: dict[str, dict[str, list[Row]]] = {}
-    for row in trading(row for row in rows if row["kind"] == "zero-shot" and row["model"] == "smollm2"):
-        found.setdefault(row["behaviour"], {}).setdefault(POLICIES[row["rollouts"]], []).append(row)
+    for row in rows:
+        if row["kind"] == "zero-shot" and row["model"] == "smollm2":
+            kind = POLICIES[bool(row.get("trades")), row["rollouts"]]
+            found.setdefault(row["behaviour"], {}).setdefault(kind, []).append(row)
     return found
 
 

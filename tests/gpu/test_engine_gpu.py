@@ -167,6 +167,8 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
     half.faithfulness(which, masks)
     assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11
+    masks[:3] = False  # of circuits without an edge no MLP has a gradient
+    assert _off(half.gains(which[:6], masks[:6]), expected.gains(which[:6], masks[:6])) < 12 * 2**-11
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,7 @@ from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Spec
 
 _LARGEST = 64.0  # what the largest gradient of an MLP's output becomes before it is rounded to float16
+_SMALLEST = 1e-30  # gradients may all be 0, of an MLP that feeds cut edges alone; the scale must be finite even then
 
 
 class FusedGradient(FusedRun):
@@ -124,7 +125,7 @@ class FusedGradient(FusedRun):
         x, y = self._mlps.pop(stage.layer)
         if y.dtype == grad.dtype:
             return torch.autograd.grad(y, x, grad)[0]
-        scale = _LARGEST / grad.abs().amax().clamp_min(torch.finfo(grad.dtype).tiny)  # float16 has a narrow range
+        scale = _LARGEST / grad.abs().amax().clamp_min(_SMALLEST)  # float16 has a narrow range
         return torch.autograd.grad(y, x, (grad * scale).to(y.dtype))[0].to(grad.dtype) / scale
 
     def _attention_back(self, stage: StageOnDevice, rows: _Rows, grad: Tensor) -> Tensor:

@@ -117,7 +117,10 @@ class ManyEngines:
                 place, column = np.divmod(edge, array.shape[1])
                 places.append(c[place] * result.shape[1] + self._own_column[which[c[place]], column])
                 parts.append(gradient)
-        total = np.bincount(np.concatenate(places), torch.cat(parts).double().cpu().numpy(), minlength=result.size)
+        found = torch.cat(parts).double().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise MechRLError("a gradient is beyond the range of half precision; run this model without it")
+        total = np.bincount(np.concatenate(places), found, minlength=result.size)
         return -total.reshape(result.shape)
 
     def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
