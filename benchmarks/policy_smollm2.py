@@ -7,6 +7,7 @@
 gate       does the model exhibit the behaviour? If not, there is no other row of it
 zero-shot  the policy as it is, on every behaviour that its model exhibits
 untrained  its control: the same configuration with its first weights, so the same prior, looks and rollouts
+fresh      as it is, but on five times as many pairs, and validation pairs decide which circuit has f ≥ 0.9
 adapted    after 80 iterations on the behaviour itself, for held-out behaviours or those that stand in for them
 scratch    after 200 iterations on it, from an untrained policy of the same configuration; both with the policy's own discount
 transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
@@ -55,7 +56,7 @@ from mechrl.report.figures import BLUE, RED, draw
 from mechrl.rl.env import RewardSettings, Task
 from mechrl.rl.policy import Policy
 from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import Deployment, deploy_together, learned_with, load_policy, trained_with
+from mechrl.rl.rollout import Deployment, Judge, deploy_together, learned_with, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted
@@ -160,6 +161,7 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
         return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | ppo) for name in held_out]
 
     found = [Cell(kind, agent, agent.model, name, own) for kind in ("zero-shot", "untrained") for name in ordered]
+    found += [Cell("fresh", agent, agent.model, name, replace(own, pairs=5 * own.pairs)) for name in ordered]
     found += trained("adapted", budget.adapt_iterations)
     if other is not None:
         for name in choose(shown[other.model]).held_out:
@@ -171,10 +173,10 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def deployments(rollouts: int, seeds: int) -> list[Deployment]:
+def deployments(rollouts: int, seeds: int, judge: Judge = "discovery") -> list[Deployment]:
     """One greedy rollout; sampled ones besides, for every seed."""
-    sampled = [Deployment(TAU, rollouts, best_along_episode=True, seed=seed) for seed in range(seeds)]
-    return [Deployment(TAU, rollouts=0, best_along_episode=True), *sampled]
+    sampled = [Deployment(TAU, rollouts, judge=judge, best_along_episode=True, seed=seed) for seed in range(seeds)]
+    return [Deployment(TAU, rollouts=0, judge=judge, best_along_episode=True), *sampled]
 
 
 def deploy_rows(
@@ -192,6 +194,7 @@ def deploy_rows(
             "ceiling": task.ceiling,
             "edges": circuit.edges,
             "f": circuit.faithfulness,
+            "f_validation": circuit.faithfulness_validation,
             "f_test": circuit.faithfulness_test,
             "passes": circuit.passes,
             "seconds": circuit.seconds,
@@ -268,28 +271,23 @@ class Bench:
 
     def run(self) -> None:
         arguments = self.arguments
-        asked = deployments(arguments.rollouts, arguments.seeds)
-        wanted = [
-            (
-                cell,
-                [
-                    d
-                    for d in asked
-                    if key(cell.about | {"rollouts": d.rollouts, "seed": d.seed, "trades": d.trades}) not in self.rows
-                ],
-            )
-            for cell in cells(self.agent, self.other, self.shown, arguments)
-            if re.search(arguments.only, cell.label)
-        ]
-        todo = [(cell, missing) for cell, missing in wanted if missing]
+
+        def missing(cell: Cell) -> list[Deployment]:
+            asked = deployments(arguments.rollouts, arguments.seeds, "validation" if cell.kind == "fresh" else "discovery")
+            known = {d: cell.about | {"rollouts": d.rollouts, "seed": d.seed, "trades": d.trades} for d in asked}
+            return [d for d, row in known.items() if key(row) not in self.rows]
+
+        every = cells(self.agent, self.other, self.shown, arguments)
+        wanted = [(cell, missing(cell)) for cell in every if re.search(arguments.only, cell.label)]
+        todo = [(cell, some) for cell, some in wanted if some]
         print(f"{len(self.rows)} rows, {len(todo)} cells to go", flush=True)
-        for i, (cell, missing) in enumerate(todo):
+        for i, (cell, some) in enumerate(todo):
             if not self.claim(cell.name):
                 continue
             begin = time.monotonic()
             try:
                 self.check()
-                rows = self.measure(cell, missing)
+                rows = self.measure(cell, some)
             except Interrupted:
                 print(f"time is up at {cell.label}, {len(todo) - i} cells to go", flush=True)
                 return
@@ -304,7 +302,7 @@ class Bench:
         if time.monotonic() > self.deadline:
             raise Interrupted
 
-    def measure(self, cell: Cell, missing: list[Deployment]) -> list[Row]:
+    def measure(self, cell: Cell, asked: list[Deployment]) -> list[Row]:
         model, task = self.model(cell.model), self.task(cell)
         policy = load_policy(cell.agent.folder, model.device)
         if cell.kind in UNTRAINED:
@@ -322,7 +320,7 @@ class Bench:
                 model,
                 task,
                 policy,
-                missing,
+                asked,
                 cell.settings,
                 cell.agent.reward,
                 report=lambda step, line: self.check(),
@@ -390,7 +388,7 @@ def columns(rows: list[Row]) -> list[str]:
     greedy, sampled = ([row for row in rows if (row["rollouts"] > 0) == drawn] for drawn in (False, True))
     found = [f"{rows[0]['K']:,}", f"{rows[0]['ceiling']:.3f}"]
     found += [spread(part, name, digits) for part in (greedy, sampled) for name, digits in NUMBERS]
-    return [*found, f"{sum(row['f'] >= TAU for row in sampled)} of {len(sampled)} seeds"]
+    return [*found, f"{sum(row['f'] >= TAU for row in sampled)} of {len(sampled)} seeds" if sampled else "–"]
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
@@ -447,38 +445,38 @@ def tables(rows: list[Row]) -> list[str]:
 
 def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
     ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names]  # type: ignore[arg-type]
-    every = [row for row in mine if row["kind"] == "zero-shot"]
-    mine = trading(mine)
-    zero = [row for row in mine if row["kind"] == "zero-shot"]
+    kinds = {kind: [row for row in mine if row["kind"] == kind] for kind in ("zero-shot", "untrained", "fresh", *TRAINED)}
+    zero = trading(kinds["zero-shot"])
+    cutting = [row for row in kinds["zero-shot"] if row not in zero]
+    untrained, adapted, scratch = (trading(kinds[kind]) for kind in ("untrained", *TRAINED))
     run = {row["behaviour"] for row in zero}
+
+    def title(text: str, rows: list[Row]) -> list[str]:
+        return [f"## {text}" + (", without exchanges" if cutting and not rows[0].get("trades") else ""), ""]
+
     lines = ["## Zero-shot", "", *zero_shot_table(ordered, zero, of_paper("zero_shot")), ""]
     lines += [f"{len(run)} of {len(ordered)} behaviours were run. The paper's deployments take "]
     lines[-1] += f"{paper.PASSES['deployment_passes']:,.0f} passes each.\n"
-    cutting = [row for row in every if row not in zero]
     if cutting:
-        lines += [
-            "## Without exchanges",
-            "",
-            *zero_shot_table(ordered, cutting),
-            "",
-            *_against(zero, cutting, "with", "without"),
-            "",
-        ]
-    untrained = [row for row in mine if row["kind"] == "untrained"]
+        lines += [*title("Zero-shot", cutting), *zero_shot_table(ordered, cutting), ""]
+        lines += [*_against(zero, cutting, "with", "without"), ""]
     if untrained:
-        lines += ["## Untrained, the control", "", *zero_shot_table(ordered, untrained), ""]
-        lines += [*_against(zero, untrained, "trained", "untrained"), ""]
-    adapted = [row for row in mine if row["kind"] == "adapted"]
+        lines += [*title("Untrained, the control", untrained), *zero_shot_table(ordered, untrained), ""]
+        ours = zero if untrained[0].get("trades") == zero[0].get("trades") else cutting
+        lines += [*_against(ours, untrained, "trained", "untrained"), ""]
+    if kinds["fresh"]:
+        n = kinds["fresh"][0]["task"]["pairs"]
+        lines += [f"## At f ≥ {TAU:g} on fresh pairs: {n} discovery pairs, validation pairs decide", ""]
+        lines += [*zero_shot_table(ordered, kinds["fresh"]), ""]
     if adapted:
         n = adapted[0]["training"]["iterations"]
-        lines += [f"## After a warm start, {n} iterations on the behaviour", ""]
+        lines += title(f"After a warm start, {n} iterations on the behaviour", adapted)
         lines += [*zero_shot_table(held_out, adapted, of_paper("warm")), ""]
         lines += ["Passes include those of the training. The paper's warm starts take "]
         lines[-1] += f"{paper.PASSES['warm_start_passes']:,.0f} passes besides the deployment.\n"
-    scratch = [row for row in mine if row["kind"] == "scratch"]
     if scratch:
         n = scratch[0]["training"]["iterations"]
-        lines += [f"## From scratch, {n} iterations on the behaviour", "", *zero_shot_table(held_out, scratch), ""]
+        lines += [*title(f"From scratch, {n} iterations on the behaviour", scratch), *zero_shot_table(held_out, scratch), ""]
     return lines
 
 

@@ -4,7 +4,8 @@
 
 Reads the rows of `search_smollm2.py` and `policy_smollm2.py`; nothing is run. Every method at f ≥ 0.9 on the 20 discovery pairs, with f on
 fresh pairs beside it. Of ACDC's thresholds the one with the smallest circuit that reaches τ counts, and its passes alone, though one
-does not know beforehand which that is. The policy's 16 sampled rollouts and the greedy one are a mean over seeds.
+does not know beforehand which that is. The policy's 16 sampled rollouts and the greedy one are a mean over seeds. At the end the methods
+that were run at f ≥ 0.9 on fresh pairs: 100 discovery pairs, validation pairs decide.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ POLICIES = {  # by whether it trades, and the number of rollouts
 }
 
 
-def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
+def of_searches(rows: list[Row], table: str) -> dict[str, dict[str, list[Row]]]:
     """By behaviour and method the smallest circuit that reached τ; none if no setting did."""
     found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        if row["table"] != "discovery" or "error" in row or row["settings"]["whole_graph"]:
+        if row["table"] != table or "error" in row or row["settings"]["whole_graph"]:
             continue
         best = found.setdefault(row["behaviour"], {}).setdefault(SEARCHES.get(row["settings"]["method"], ""), [])
         if row["f"] >= TAU and (not best or row["edges_pruned"] < best[0]["edges"]):
@@ -38,13 +39,13 @@ def of_searches(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
     return found
 
 
-def of_policy(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
+def of_policy(rows: list[Row], kind: str) -> dict[str, dict[str, list[Row]]]:
     """By behaviour and kind of deployment, all seeds."""
     found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        if row["kind"] == "zero-shot" and row["model"] == "smollm2":
-            kind = POLICIES[bool(row.get("trades")), row["rollouts"]]
-            found.setdefault(row["behaviour"], {}).setdefault(kind, []).append(row)
+        if row["kind"] == kind and row["model"] == "smollm2":
+            deployed = POLICIES[bool(row.get("trades")), row["rollouts"]]
+            found.setdefault(row["behaviour"], {}).setdefault(deployed, []).append(row)
     return found
 
 
@@ -76,8 +77,9 @@ def overfitting(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dic
 
 def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    searches, policy = of_searches(read(HERE / "search/rows.jsonl")), of_policy(read(HERE / "policy/smollm2/rows.jsonl"))
-    methods = [*(name for name in SEARCHES.values()), *POLICIES.values()]
+    of_search, of_agent = read(HERE / "search/rows.jsonl"), read(HERE / "policy/smollm2/rows.jsonl")
+    searches, policy = of_searches(of_search, "discovery"), of_policy(of_agent, "zero-shot")
+    methods = [*SEARCHES.values(), *POLICIES.values()]
     print(f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |")
     smaller: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
     for behaviour in policy:
@@ -99,6 +101,14 @@ def main() -> None:
     for (rival, mine), won in sorted(smaller.items()):
         counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
         print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
+    searches, policy = of_searches(of_search, "fresh"), of_policy(of_agent, "fresh")
+    if policy:
+        print(f"\n| behaviour | method | edges at f ≥ {TAU} on validation pairs | f, test pairs | passes |")
+        print("| --- | --- | --- | --- | --- |")
+    for behaviour in policy:
+        both = searches.get(behaviour, {}) | policy[behaviour]
+        for method in (method for method in methods if method in both):
+            print("|", " | ".join([behaviour, method, *cells(both[method])]), "|")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,9 @@ def test_every_cell_has_its_rows(bench, out):
     assert len({bench.key(row) for row in rows}) == len(rows)
     # two models, four behaviours; held out are two, one of them a stand-in; one greedy deployment and two seeds of each cell
     counts = Counter(row["kind"] for row in rows)
-    assert counts == {"gate": 8, "zero-shot": 9, "untrained": 9, "adapted": 6, "scratch": 6, "transfer": 18}
+    assert counts == {"gate": 8, "zero-shot": 9, "untrained": 9, "fresh": 9, "adapted": 6, "scratch": 6, "transfer": 18}
+    assert all((row["f_validation"] is not None) == (row["kind"] == "fresh") for row in rows if row["kind"] != "gate")
+    assert {row["task"]["pairs"] for row in rows if row["kind"] == "fresh"} == {20}
     zero = [row["behaviour"] for row in rows if row["kind"] == "zero-shot"]
     assert list(dict.fromkeys(zero)) == ["acronyms", "simple-syllogism-same", "ioi"]
     assert not any(row["exhibited"] for row in rows if row["kind"] == "gate" and row["behaviour"] == "simple-syllogism")
