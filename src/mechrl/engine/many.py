@@ -86,7 +86,7 @@ class ManyEngines:
         array = self._over_all_edges(which, masks, 3 * len(alpha))
         circuit = np.repeat(np.arange(len(which)), len(alpha))
         weight = np.broadcast_to(np.tile(alpha, len(which)).astype(np.float32)[:, None], (len(circuit), array.shape[1]))
-        return self._gradients(which, array, circuit, weight, result) / len(alpha)
+        return self._gradients(which, array, circuit, weight, masks.shape[1]) / len(alpha)
 
     def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order what
@@ -102,12 +102,10 @@ class ManyEngines:
         for i, g in enumerate(which):
             whole[i, : len(self.edges[g])] = True
         weight = self._over_all_edges(which, masks, passes=3).astype(np.float32)
-        return self._gradients(which, self._over_all_edges(which, whole, passes=0), np.arange(len(which)), weight, result)
+        return self._gradients(which, self._over_all_edges(which, whole, passes=0), np.arange(len(which)), weight, masks.shape[1])
 
-    def _gradients(
-        self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, result: np.ndarray
-    ) -> np.ndarray:
-        """Minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges]: added up in the shape of `result`."""
+    def _gradients(self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int) -> np.ndarray:
+        """[C, width] minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges], added up."""
         need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
@@ -115,13 +113,12 @@ class ManyEngines:
                 c = circuit[chunk]
                 edge, gradient = self._gradient_chunk(which[c], array[c], weight[chunk])
                 place, column = np.divmod(edge, array.shape[1])
-                places.append(c[place] * result.shape[1] + self._own_column[which[c[place]], column])
+                places.append(c[place] * width + self._own_column[which[c[place]], column])
                 parts.append(gradient)
         found = torch.cat(parts).double().cpu().numpy()
         if not np.isfinite(found).all():
             raise MechRLError("a gradient is beyond the range of half precision; run this model without it")
-        total = np.bincount(np.concatenate(places), found, minlength=result.size)
-        return -total.reshape(result.shape)
+        return -np.bincount(np.concatenate(places), found, minlength=len(which) * width).reshape(-1, width)
 
     def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """The masks without their dead edges."""
