@@ -103,7 +103,8 @@ def main() -> None:
         print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
     searches, policy = of_searches(of_search, "fresh"), of_policy(of_agent, "fresh")
     if policy:
-        print(f"\n| behaviour | method | edges at f ≥ {TAU} on validation pairs | f, test pairs | passes |")
+        print(f"\n## At f ≥ {TAU} on fresh pairs\n\n100 discovery pairs; validation pairs decide. Without a line: not run.\n")
+        print(f"| behaviour | method | edges at f ≥ {TAU} on validation pairs | f, test pairs | passes |")
         print("| --- | --- | --- | --- | --- |")
     for behaviour in policy:
         both = searches.get(behaviour, {}) | policy[behaviour]
