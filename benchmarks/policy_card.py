@@ -101,9 +101,10 @@ def deployments(arguments: argparse.Namespace) -> list[str]:
     names = [b.name for b in behaviours() if any(row["behaviour"] == b.name for row in rows)]
     seeds = Counter(len([row for row in rows if row["behaviour"] == name and row["rollouts"]]) for name in names)
     n = f"{min(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    sampled = f"then of 16 sampled ones and the greedy one, mean ± standard deviation over {n} of rollouts"
     return [
         f"On `{rows[0]['model']}`: the smallest circuit with f ≥ {TAU:g} along the episodes, else the most faithful. First of one "
-        f"greedy rollout; then of 16 sampled ones and the greedy one, mean ± standard deviation over {n} of rollouts.",
+        f"greedy rollout; {sampled if max(seeds) else 'sampled ones were not run'}.",
         "",
         *zero_shot_table(names, rows),
     ]
