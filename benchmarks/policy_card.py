@@ -17,9 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from policy_smollm2 import TAU, Agent, Cell, Row, columns, deploy_rows, key, read, zero_shot_table
+from policy_smollm2 import TAU, Agent, Cell, Row, columns, deploy_rows, key, read, trading, zero_shot_table
 from policy_smollm2 import deployments as asked
-from rows import trading
 
 from mechrl import gate
 from mechrl.behaviours import behaviours

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, bring_together, claimed, read, share, trading
+from rows import Row, bring_together, claimed, read, share
 
 import mechrl
 from mechrl import gate
@@ -419,6 +419,12 @@ def of_paper(kind: str) -> Callable[[str], str]:
         return f"{edges:,}, {f:g}"
 
     return figures
+
+
+def trading(rows: Iterable[Row]) -> list[Row]:
+    """Without those that only cut, which came before deployments traded; these, if there are no others."""
+    rows = list(rows)
+    return [row for row in rows if row.get("trades")] or rows
 
 
 def tables(rows: list[Row]) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,6 @@ def read(path: Path) -> list[Row]:
         except json.JSONDecodeError:
             continue
     return rows
-
-
-def trading(rows: Iterable[Row]) -> list[Row]:
-    """Without those that only cut, which came before deployments traded; these, if there are no others."""
-    rows = list(rows)
-    return [row for row in rows if row.get("trades")] or rows
 
 
 def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:

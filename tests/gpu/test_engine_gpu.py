@@ -163,6 +163,8 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     monkeypatch.setattr(module_of_many, "_GRADIENT_MEMORY", 1)  # every circuit by itself
     assert _off(many.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
     assert _off(many.gains(which[:6], masks[:6]), gains[:6]) < 1e-4
+    again = [9 * e.n_pairs / 20 * (which[:6] == g).sum() for g, e in enumerate(many.engines)]  # by themselves
+    assert [e.passes for e in many.engines] == pytest.approx([e.passes + a for e, a in zip(expected.engines, again, strict=True)])
     half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
     half.faithfulness(which, masks)
     assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11

@@ -75,8 +75,8 @@ class ManyEngines:
         of every circuit, and add up to its f.
         """
         which, alpha = np.asarray(which, dtype=np.int64), np.asarray(alpha, dtype=np.float64)
-        result = np.zeros(masks.shape)
         if not self.fused:
+            result = np.zeros(masks.shape)
             for i, g in enumerate(which):
                 engine, edges = self.engines[g], self.edges[g]
                 kept = np.flatnonzero(masks[i, : len(edges)])
@@ -91,8 +91,9 @@ class ManyEngines:
     def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order what
         f gains by an edge outside, and loses by cutting one inside."""
-        which, result = np.asarray(which, dtype=np.int64), np.zeros(masks.shape)
+        which = np.asarray(which, dtype=np.int64)
         if not self.fused:
+            result = np.zeros(masks.shape)
             for i, g in enumerate(which):
                 engine, edges = self.engines[g], self.edges[g]
                 gradient = engine.gradient(masks[i : i + 1, : len(edges)].astype(np.float64), edges).gradient[0]

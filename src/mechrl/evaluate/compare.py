@@ -112,7 +112,7 @@ def circuit_cell(
         "rule": "paper" if last_masks else "smallest",
         "judge": "validation" if target == "test" else "discovery",
         "best_along_episode": not last_masks,
-        "trades": True,
+        "trades": True,  # as by default; said here since cells from before it was are other cells
     }
     # deployments of one adapted policy share its training: they differ in nothing that the training depends on
     shared = Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name if ppo else ""
