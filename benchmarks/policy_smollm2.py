@@ -7,7 +7,7 @@
 gate       does the model exhibit the behaviour? If not, there is no other row of it
 zero-shot  the policy as it is, on every behaviour that its model exhibits
 untrained  its control: the same configuration with its first weights, so the same prior, looks and rollouts
-fresh      as it is, but on five times as many pairs, and validation pairs decide which circuit has f ≥ 0.9
+fresh      as it is, but on five times as many pairs, and aiming higher until validation pairs find f ≥ 0.9
 adapted    after 80 iterations on the behaviour itself, for held-out behaviours or those that stand in for them
 scratch    after 200 iterations on it, from an untrained policy of the same configuration; both with the policy's own discount
 transfer   the policy in the other policy's model and the other way round; in that model its own policy as well, to compare with
@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, bring_together, claimed, read, share
+from rows import Row, bring_together, claimed, judged, read, share
 
 import mechrl
 from mechrl import gate
@@ -388,7 +388,7 @@ def columns(rows: list[Row]) -> list[str]:
     greedy, sampled = ([row for row in rows if (row["rollouts"] > 0) == drawn] for drawn in (False, True))
     found = [f"{rows[0]['K']:,}", f"{rows[0]['ceiling']:.3f}"]
     found += [spread(part, name, digits) for part in (greedy, sampled) for name, digits in NUMBERS]
-    return [*found, f"{sum(row['f'] >= TAU for row in sampled)} of {len(sampled)} seeds" if sampled else "–"]
+    return [*found, f"{sum(judged(row) >= TAU for row in sampled)} of {len(sampled)} seeds" if sampled else "–"]
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:

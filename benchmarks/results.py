@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from rows import Row, read
+from rows import Row, judged, read
 
 HERE = Path(__file__).parent
 TAU = 0.9
@@ -34,8 +34,8 @@ def of_searches(rows: list[Row], table: str) -> dict[str, dict[str, list[Row]]]:
         if row["table"] != table or "error" in row or row["settings"]["whole_graph"]:
             continue
         best = found.setdefault(row["behaviour"], {}).setdefault(SEARCHES.get(row["settings"]["method"], ""), [])
-        if row["f"] >= TAU and (not best or row["edges_pruned"] < best[0]["edges"]):
-            best[:] = [{"edges": row["edges_pruned"], "f": row["f"], "f_test": row["f_test"], "passes": row["passes"]}]
+        if judged(row) >= TAU and (not best or row["edges_pruned"] < best[0]["edges"]):
+            best[:] = [row | {"edges": row["edges_pruned"]}]
     return found
 
 
@@ -53,7 +53,7 @@ def cells(rows: list[Row] | None) -> list[str]:
     """Edges, f on fresh pairs and passes."""
     if rows is None:
         return ["not run", "", ""]
-    if not rows or any(row["f"] < TAU for row in rows):
+    if not rows or any(judged(row) < TAU for row in rows):
         return ["not reached", "", ""]
     spread = [[row[key] for row in rows] for key in ("edges", "f_test", "passes")]
     return [
@@ -75,32 +75,34 @@ def overfitting(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dic
     print()
 
 
+def wins(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dict[str, list[Row]]]) -> None:
+    """On how many behaviours the policy's circuits are smaller, and cheaper, than each rival's."""
+    smaller: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
+    for behaviour, of in policy.items():
+        for mine, ours in of.items():
+            for rival, theirs in searches.get(behaviour, {}).items():
+                if rival and theirs and all(judged(row) >= TAU for row in ours):
+                    pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
+                    smaller.setdefault((rival, mine), []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
+    print(f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |")
+    for (rival, mine), won in sorted(smaller.items()):
+        counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
+        print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
+
+
 def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     of_search, of_agent = read(HERE / "search/rows.jsonl"), read(HERE / "policy/smollm2/rows.jsonl")
     searches, policy = of_searches(of_search, "discovery"), of_policy(of_agent, "zero-shot")
     methods = [*SEARCHES.values(), *POLICIES.values()]
     print(f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |")
-    smaller: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
     for behaviour in policy:
         both = searches.get(behaviour, {}) | policy[behaviour]
         for method in methods:
             print("|", " | ".join([behaviour, method, *cells(both.get(method))]), "|")
-        for mine in POLICIES.values():
-            ours = both.get(mine)
-            for rival in SEARCHES.values():
-                theirs = both.get(rival)
-                if ours and theirs and all(row["f"] >= TAU for row in ours):
-                    pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
-                    smaller.setdefault((rival, mine), []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
     print()
     overfitting(searches, policy)
-    print(
-        f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |"
-    )
-    for (rival, mine), won in sorted(smaller.items()):
-        counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
-        print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
+    wins(searches, policy)
     searches, policy = of_searches(of_search, "fresh"), of_policy(of_agent, "fresh")
     if policy:
         print(f"\n## At f ≥ {TAU} on fresh pairs\n\n100 discovery pairs; validation pairs decide. Without a line: not run.\n")
@@ -110,6 +112,9 @@ def main() -> None:
         both = searches.get(behaviour, {}) | policy[behaviour]
         for method in (method for method in methods if method in both):
             print("|", " | ".join([behaviour, method, *cells(both[method])]), "|")
+    if policy:
+        print()
+        wins(searches, policy)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def judged(row: Row) -> float:
+    """f on the pairs that decided: the validation pairs' where there is one, else the discovery pairs'."""
+    return row["f"] if row.get("f_validation") is None else row["f_validation"]
+
+
 def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:
     """The rows at hand, of `path` itself and of an earlier run, in `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)

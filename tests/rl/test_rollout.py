@@ -33,7 +33,7 @@ from mechrl.rl.rollout import (
     step_back,
     trained_with,
 )
-from mechrl.rl.tasks import TaskSettings, task_of
+from mechrl.rl.tasks import TaskSettings, aimed, task_of
 from tests.rl.tasks import small_task
 from tests.search.model import write_model
 
@@ -232,6 +232,36 @@ def test_validation_pairs_judge_if_asked(model):
     assert judged.faithfulness_validation == pytest.approx(float(fresh.faithfulness(judged.mask)[0]), abs=1e-5)
     assert judged.faithfulness_validation >= float(fresh.faithfulness(plain.mask)[0]) - 1e-5
     assert judged.passes == pytest.approx(plain.passes + 7 * len(pairs) / 20)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(model, n):
+    """It ends where an agent ends that was told so high a target at once, with fewer edges than any circuit on its first way has."""
+    behaviour, settings, tau = get_behaviour("ioi"), TaskSettings(pairs=4, k=400), 0.8
+    reward = replace(REWARD, take_back=True, look_again=0.75, tau_high=tau, max_steps=60)
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, parts=True, prior=5.0))
+    deployment = Deployment(tau, rollouts=n, judge="validation", trades=False)
+    task = task_of(model, behaviour, settings, reward)
+    prepared = task.engine.passes
+    plain = deploy(model, behaviour, task, policy, replace(deployment, judge="discovery"), settings, reward)
+    fresh = Engine(model, behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED))
+    assert float(fresh.faithfulness(plain.mask)[0]) < tau
+    task.engine.passes = prepared
+    found = deploy(model, behaviour, task, policy, deployment, settings, reward)
+    aim = found.settings["agent_tau"]
+    assert found.faithfulness_validation >= tau and found.faithfulness >= aim > tau
+    rounds = (found.passes - task.engine.passes) / (5 * (n + 1))  # all else is what its last circuits cost on 100 validation pairs
+    assert task.engine.passes > plain.passes and rounds == pytest.approx(round(rounds)) and rounds >= 2
+    at_once = deploy(model, behaviour, aimed(task, aim, settings, reward), policy, deployment, settings, reward)
+    assert np.array_equal(found.mask, at_once.mask)
+    on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
+    enough = fresh.faithfulness(np.array(on_the_way), task.candidates).numpy() >= tau
+    assert found.edges < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)
+    # beside others each is what it is alone
+    task.engine.passes = prepared
+    both = deploy_together(model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward)
+    assert np.array_equal(both[0].mask, found.mask) and both[0].passes == found.passes
 
 
 @pytest.mark.parametrize("look_again", [0.0, 0.8])

@@ -65,7 +65,7 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
     model: Model, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "N_FRESH", 10)
-    monkeypatch.setattr(run, "_ATTEMPTS", 3)
+    monkeypatch.setattr(run, "ATTEMPTS", 3)
     settings = Settings(method, tau=0.7, pairs=4, k=30, target="test", thresholds=(1e-4,))
 
     def begin(about: dict | None = None) -> Session:

@@ -128,10 +128,10 @@ def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) ->
 
 def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
     """The behaviour as the agent meets it, on the setting's own pairs."""
-    scores, candidates = setting.scores, setting.candidates  # computed exactly, and charged
+    scores, candidates = setting.all_scores, setting.candidates  # computed exactly, and charged
     engine = Engine(setting.model, setting.pairs, tf32=True, half=True) if half else setting.engine
     engine.passes = setting.engine.passes
-    return make_task(setting.behaviour.name, engine, candidates, scores, reward)
+    return make_task(setting.behaviour.name, engine, candidates, scores[0], reward, *scores[1:])
 
 
 def _by_policy(

@@ -72,12 +72,15 @@ class Setting:
         return self.scores_by("kl" if self.prefilter == "kl" else self.behaviour.metric)
 
     @cached_property
+    def all_scores(self) -> list[np.ndarray]:
+        """[E] each: what candidates are chosen by."""
+        union = self.prefilter == "union" and self.behaviour.metric != "kl"
+        return [self.scores, *([self.scores_by("kl")] if union else [])]
+
+    @cached_property
     def candidates(self) -> np.ndarray:
         """[K] ascending edges."""
-        scores = [self.scores]
-        if self.prefilter == "union" and self.behaviour.metric != "kl":
-            scores.append(self.scores_by("kl"))
-        return candidates_of(self.engine, scores, self.k, self.spare, self.reach)
+        return candidates_of(self.engine, self.all_scores, self.k, self.spare, self.reach)
 
     @cached_property
     def test(self) -> Engine:

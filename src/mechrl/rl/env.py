@@ -93,6 +93,7 @@ class Task:
     features: Features
     ceiling: float  # f of the whole candidate set, c
     tau: float
+    scores: tuple[np.ndarray, ...] = ()  # [E] each: what the candidates were chosen by
 
     @property
     def K(self) -> int:
@@ -103,12 +104,14 @@ class Task:
         return len(self.features.nodes)
 
 
-def make_task(name: str, engine: Engine, candidates: np.ndarray, scores: np.ndarray, settings: RewardSettings) -> Task:
-    """`scores` [E] is the prefilter's attribution."""
+def make_task(
+    name: str, engine: Engine, candidates: np.ndarray, scores: np.ndarray, settings: RewardSettings, *others: np.ndarray
+) -> Task:
+    """`scores` [E] is the prefilter's attribution that the agent sees; `others` by which it chose candidates besides."""
     whole = np.ones((1, len(candidates)), dtype=bool)
     ceiling = float(engine.faithfulness(whole, candidates)[0])
     of_edges = features(engine.graph, candidates, scores[candidates])
-    return Task(name, engine, candidates, of_edges, ceiling, settings.tau(ceiling))
+    return Task(name, engine, candidates, of_edges, ceiling, settings.tau(ceiling), (scores, *others))
 
 
 @dataclass

@@ -31,8 +31,8 @@ from mechrl.models.base import Model
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
-from mechrl.rl.tasks import TaskSettings, task_of
-from mechrl.search.run import fresh
+from mechrl.rl.tasks import HIGHEST_REACH, TaskSettings, aimed, task_of
+from mechrl.search.run import ATTEMPTS, fresh, higher
 
 Rule = Literal["smallest", "paper"]
 Judge = Literal["discovery", "validation"]
@@ -249,15 +249,20 @@ def deploy_together(
     shared = passes_before + task.engine.passes - sum(sampled)
     judged = any(d.judge == "validation" for d in deployments)
     validation = fresh(model, behaviour, VALIDATION_SEED) if judged else None
-    choices = [
-        _Choice.of(model, task, reward, deployment, episodes, validation)
-        for deployment, episodes in zip(deployments, found, strict=True)
-    ]
+    choices, aiming = [], []  # what each has chosen, and what aiming higher has cost it
+    for deployment, episodes in zip(deployments, found, strict=True):
+        before = task.engine.passes
+        choice = _Choice.of(model, task, reward, deployment, episodes, validation, stepping_back=not reward.take_back)
+        if reward.take_back and choice.short > 0:
+            assert validation is not None
+            choice = _aim_higher(choice, model, policy, settings, reward, validation, report)
+        choices.append(choice)
+        aiming.append(task.engine.passes - before)
     seconds = seconds_before + time.perf_counter() - began
     test = fresh(model, behaviour, TEST_SEED)
 
     def circuit(choice: _Choice, passes: float) -> Circuit:
-        deployment, episode = choice.deployment, choice.episode
+        deployment, episode, task = choice.deployment, choice.episode, choice.task
         known: dict[str, Any] = asdict(deployment) | {
             "tau": choice.tau,
             "best_along_episode": choice.along,
@@ -267,10 +272,10 @@ def deploy_together(
         known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": choice.note}
         if choice.along:  # what the last masks alone would have given
             last = _Choice.of(model, task, reward, replace(deployment, best_along_episode=False), choice.episodes, validation)
-            mask = last.pruned(model, task)
+            mask = last.pruned(model)
             known["last_masks"] = {"edges": int(mask.sum()), "faithfulness": last.f, "faithfulness_validation": last.f_validation}
             known["last_masks"]["faithfulness_test"] = float(test.faithfulness(mask)[0])
-        mask = choice.pruned(model, task)
+        mask = choice.pruned(model)
         kept = task.candidates[choice.mask]
         dead = kept[~mask[kept]]
         return Circuit(
@@ -293,13 +298,42 @@ def deploy_together(
             seconds=seconds,
         )
 
-    return [circuit(choice, shared + own + choice.passes) for choice, own in zip(choices, sampled, strict=True)]
+    return [
+        circuit(choice, shared + own + more + choice.passes) for choice, own, more in zip(choices, sampled, aiming, strict=True)
+    ]
+
+
+def _aim_higher(
+    choice: _Choice,
+    model: Model,
+    policy: Policy,
+    settings: TaskSettings,
+    reward: RewardSettings,
+    validation: Engine,
+    report: Report,
+) -> _Choice:
+    """An agent that takes back what fails ends at its target on its own pairs, and so below it on others. As searches do, it aims as much
+    higher as its best circuit fell short on the validation pairs, and begins anew. If that helps no more, it steps back instead.
+    """
+    deployment, passes = replace(choice.deployment, tau=choice.tau), choice.passes
+    for _ in range(1, ATTEMPTS):
+        task = aimed(choice.task, higher(choice.task.tau, choice.short), settings, reward)
+        if task.ceiling <= task.tau:
+            break
+        episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
+        choice = _Choice.of(model, task, reward, deployment, episodes, validation, stepping_back=False)
+        passes += choice.passes
+        if choice.short <= 0:
+            return replace(choice, passes=passes)
+    choice = _Choice.of(model, choice.task, reward, deployment, choice.episodes, validation)
+    return replace(choice, passes=passes + choice.passes)
 
 
 @dataclass(frozen=True)
 class _Choice:
     """Which of a deployment's masks its rule takes."""
 
+    task: Task
     deployment: Deployment
     tau: float
     along: bool
@@ -318,6 +352,7 @@ class _Choice:
         deployment: Deployment,
         episodes: list[Episode],
         validation: Engine | None,
+        stepping_back: bool = True,
     ) -> _Choice:
         tau = task.tau if deployment.tau is None else deployment.tau
         along = deployment.best_along_episode
@@ -334,7 +369,7 @@ class _Choice:
 
             before = validation.passes
             judged = f_validation_of(np.arange(len(episodes)), steps)
-            if along and deployment.rule == "smallest":
+            if along and stepping_back and deployment.rule == "smallest":
                 steps, judged = step_back(steps, judged, tau, f_validation_of)
             passes = validation.passes - before
         masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
@@ -342,7 +377,14 @@ class _Choice:
         judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
         f_validation = float(judged[i]) if deployment.judge == "validation" else None
-        return _Choice(deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
+        return _Choice(task, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
+
+    @property
+    def short(self) -> float:
+        """Of τ on the validation pairs. Nothing, if they judge nothing or the rule asks for no τ."""
+        if self.f_validation is None or self.deployment.rule == "paper":
+            return 0.0
+        return self.tau - self.f_validation
 
     @property
     def episode(self) -> Episode:
@@ -358,8 +400,9 @@ class _Choice:
         kind = "greedy" if self.number == self.deployment.rollouts else "sampled"
         return f"{kind} rollout, step {self.step} of {len(self.episode.f) - 1}"
 
-    def pruned(self, model: Model, task: Task) -> np.ndarray:
+    def pruned(self, model: Model) -> np.ndarray:
         """[E]"""
+        task = self.task
         mask = np.zeros(model.graph.n_edges, dtype=bool)
         mask[task.candidates] = model.graph.prune(self.mask, task.candidates)
         return mask
@@ -403,7 +446,7 @@ def trained_with(folder: Path, tau: float | None = None) -> tuple[TaskSettings, 
             task = replace(task, k=max(task.k, TaskSettings().k))
         if reward.tau_high != RewardSettings.tau_high:
             reward = replace(reward, tau_high=reward.tau_high if tau is None else tau)
-            task = replace(task, reach=min(reward.tau_high + reward.margin, 0.99))
+            task = replace(task, reach=min(reward.tau_high + reward.margin, HIGHEST_REACH))
         return task, reward
     except FileNotFoundError:
         return TaskSettings(), RewardSettings()

@@ -9,7 +9,7 @@ attribution can tell without doubt need not cost the agent its steps. With `reac
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,6 +25,7 @@ from mechrl.search.select import candidate_set
 
 Prefilter = Literal["metric", "kl", "union"]
 _SPLITS = ("train", "held-out", "all")
+HIGHEST_REACH = 0.99  # what candidates are asked for at most
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,17 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     candidates = candidates_of(exact, scores, settings.k, settings.spare, settings.reach)
     engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
-    return make_task(behaviour.name, engine, candidates, scores[0], reward)
+    return make_task(behaviour.name, engine, candidates, scores[0], reward, *scores[1:])
+
+
+def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings) -> Task:
+    """The same task with another target, and with more candidates where its own do not reach that with the agent's margin."""
+    if task.ceiling < aim + reward.margin:
+        reach = min(aim + reward.margin, HIGHEST_REACH)
+        candidates = candidates_of(task.engine, list(task.scores), max(settings.k, task.K), settings.spare, reach)
+        if len(candidates) > task.K:
+            task = make_task(task.name, task.engine, candidates, task.scores[0], reward, *task.scores[1:])
+    return replace(task, tau=aim)
 
 
 def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:

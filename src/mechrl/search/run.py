@@ -32,7 +32,7 @@ Prefilter = Literal["metric", "kl", "union"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 N_FRESH = 100  # validation pairs, and test pairs
-_ATTEMPTS = 6  # searches for one target on fresh pairs
+ATTEMPTS = 6  # searches for one target on fresh pairs
 _HIGHEST_AIM = 0.999
 
 
@@ -133,10 +133,9 @@ class Session:
             self.faithfulness_validation = f
             short = self.settings.tau - f
             self.attempt += 1
-            if short <= 0 or self.attempt == _ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM:
+            if short <= 0 or self.attempt == ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM:
                 return state
-            # as much higher as it fell short, but no more than half of what is left: f on its own pairs cannot pass 1
-            self.aim = min(_HIGHEST_AIM, self.aim + max(min(short, (1 - self.aim) / 2), 0.002))
+            self.aim = higher(self.aim, short)
             if self._widen() or self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
                 state = None
 
@@ -249,6 +248,12 @@ def search(
     session = prepare(model, behaviour, settings)
     session.problem.checkpoint = checkpoint
     return session.circuit(session.run())
+
+
+def higher(aim: float, short: float) -> float:
+    """What to aim at after falling `short` on validation pairs: as much higher, but no more than half of what is left, for f on one's own
+    pairs cannot pass 1."""
+    return min(_HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
 
 
 def fresh(model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH) -> Engine:
