@@ -107,7 +107,8 @@ def test_two_processes_make_the_same_run(model: str, tmp_path: Path) -> None:
     both = start(
         "train", "--model", model, *SMALL_OPTIONS.split(), "--iterations", 2, "--out", tmp_path / "both", launcher=torchrun
     )
-    assert both.communicate(timeout=200)[0] == "" and both.returncode == 0
+    printed, said = both.communicate(timeout=200)
+    assert (printed, both.returncode) == ("", 0), said
     train_command(model, "ioi,acronyms", tmp_path / "one", iterations=2, width=16, **SMALL)
     for two, one in zip(metrics(tmp_path / "both"), metrics(tmp_path / "one"), strict=True):
         assert two.keys() == one.keys()

@@ -380,9 +380,11 @@ class Engine:
         if self._memory is not None:
             return self._memory
         if self.model.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.model.device)
-            unused = torch.cuda.memory_reserved(self.model.device) - torch.cuda.memory_allocated(self.model.device)
-            return 0.4 * (free + unused)
+            device = self.model.device
+            free, total = torch.cuda.mem_get_info(device)
+            allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+            allowed = total * torch.cuda.get_per_process_memory_fraction(device.index)  # all, unless processes share it
+            return 0.4 * max(0.0, min(free + reserved - allocated, allowed - allocated))
         return 2 * 2**30
 
     def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:

@@ -2,7 +2,7 @@
 
 Two targets. `discovery`: f ≥ tau on the pairs that the method saw, as the paper compares. `test`: f ≥ tau on fresh pairs, as judged
 by validation pairs; f on test pairs, which judge nothing, is reported beside both. A policy chooses among all masks along its
-episodes.
+episodes; one that takes back what fails aims higher for fresh pairs, as searches do.
 
 `paper`, for the tables of the paper: the most faithful of the episodes' last masks, whatever its size. A policy that was paid for the
 best so far cuts on beyond it, so that its last masks mean nothing, and the most faithful along an episode is where it began: of such a

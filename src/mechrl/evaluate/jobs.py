@@ -36,7 +36,7 @@ from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import Deployment, deploy, load_policy
+from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
 from mechrl.search.problem import State
@@ -56,6 +56,12 @@ class Hands:
     @cached_property
     def model(self) -> Model:
         return load_model(self.place.context["model"], device=self.device)
+
+    @property
+    def policy(self) -> Path:
+        """A folder, or that of the policy that comes with MechRL, wherever this is installed."""
+        given = self.place.context["policy"]
+        return shipped_policy(self.place.context["model"]) if given is None else Path(given)
 
     @property
     def device_name(self) -> str:
@@ -144,7 +150,7 @@ def _by_policy(
     by: Any = setting.prefilter  # checked there
     settings = TaskSettings(len(setting.pairs), setting.k, by, half, setting.spare, setting.reach)
     task = _task(setting, reward, half)
-    folder = Path(hands.place.context["policy"])
+    folder = hands.policy
     agent = load_policy(folder)
     about: dict[str, Any] = {"pairs_seed": seed}
     passes_before = seconds_before = 0.0

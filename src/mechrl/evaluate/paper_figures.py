@@ -64,6 +64,9 @@ def transfer(view: View) -> Figure:
                 empty(ax)
                 continue
             dots(ax, names, points, label, log=key == "edges_pruned")
+            low, high = ax.get_xlim()
+            if key == "f" and high - low < 0.1:  # a thousandth is no difference to look at
+                ax.set_xlim((low + high) / 2 - 0.05, (low + high) / 2 + 0.05)
             ax.set_title(title)
         _legend_below(canvas, left)
 

@@ -42,11 +42,16 @@ def _rule(view: View) -> str:
     rollouts = f"{view.plan.budget.rollouts} sampled rollouts and a greedy one"
     if not view.agent.best_so_far:
         return f"The policy's circuit is, as in the paper, the most faithful of the last masks of {rollouts}, whatever its size."
-    margin = view.agent.reward.get("margin", 0.0)
-    return (
-        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, the target of its "
-        "training. It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
+    from mechrl.rl.env import RewardSettings
+
+    margin, highest = view.agent.reward.get("margin", 0.0), view.agent.reward.get("tau_high", RewardSettings.tau_high)
+    beginning = (
+        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, or {highest:g} if that "
+        "is lower, the target of its training. "
     )
+    if view.agent.reward.get("take_back", False):
+        return beginning + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
+    return beginning + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
 
 
 def _seeds(n: int) -> str:

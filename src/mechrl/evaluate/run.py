@@ -53,7 +53,8 @@ class Workshop:
         self.policy, self.shipped = policy or shipped_policy(model), policy is None
         self.until = None if seconds is None else time.monotonic() + seconds
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
-        context = {"model": model, "device": str(resolve_device(device)), "policy": str(self.policy), "command": self.command}
+        given = None if self.shipped else str(self.policy)
+        context = {"model": model, "device": str(resolve_device(device)), "policy": given, "command": self.command}
         self.place = Place(out, jobs.do, jobs.Hands, context, jobs_)
         self._signals = stop_signals()
 

@@ -138,7 +138,7 @@ def _work(place: Place, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
     signal.signal(signal.SIGTERM, stop)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _share_cores(place.jobs)
+    _share_machine(place)
     _tell = lambda line: connection.send(("at", line))  # noqa: E731
     hands = None
     while not _asked_to_stop:
@@ -168,11 +168,17 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def _share_cores(jobs: int) -> None:
+def _share_machine(place: Place) -> None:
+    """As many cores, and as much of the GPU's memory, as are left to each of the workers: an engine takes what it may have."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.jobs))
+    if place.jobs > 1 and str(place.context.get("device")).startswith("cuda"):
+        import torch
+
+        # the rest is what CUDA itself takes in every process
+        torch.cuda.set_per_process_memory_fraction(0.95 / place.jobs, torch.device(place.context["device"]).index)
 
 
 # ---- the parent's side ----------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Sampled episodes and one greedy one run side by side; each is a candidate, and a
 circuit whose f reaches tau, else the most faithful one; `paper`: the most faithful one, whatever its size. The candidate of an
 episode is its last mask or, with `best_along_episode`, the best by that same rule of all that it passed through: all of them were
 measured on the way, and along an episode circuits only become smaller. An agent that was paid for the best so far cuts on beyond it, so
-its last mask means nothing: its episodes are read along unless told otherwise. What is returned has its dead edges pruned.
+its last mask means nothing: its episodes are read along unless told otherwise. Where validation pairs judge, an agent that takes back what
+fails aims higher until they agree. What is returned has its dead edges pruned.
 
 Several deployments of one task run in one batch: on a GPU a step costs nearly the same for 17 circuits as for 86. None of them notices
 the others: each has a generator of its own, acts by itself, and is charged for its own episodes.
