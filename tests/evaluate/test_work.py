@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 
 from mechrl.errors import MechRLError
@@ -46,6 +47,16 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     assert work.run([good, once, refuses], place)
     assert {c.name: place.path(c).read_bytes() for c in (good, once)} == before
     assert (attempts(place, good), attempts(place, refuses)) == (1, 2)
+
+
+@pytest.mark.parametrize(("device", "jobs", "share"), [("cuda", 4, 0.2375), ("cuda:1", 5, 0.19), ("cuda", 1, None), ("cpu", 4, None)])
+def test_workers_share_out_the_memory_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device, jobs, share) -> None:
+    """Asked of a stand-in: what the engine makes of it is tested where there is a GPU."""
+    asked = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index)))
+    work._share_machine(Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs))
+    assert asked == ([] if share is None else [(pytest.approx(share), 1 if device == "cuda:1" else None)])
 
 
 def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:

@@ -36,6 +36,17 @@ def test_fused_kernels_equal_the_plain_path_and_the_cpu(kind, ragged, length, mo
     assert (rough.cpu() - expected).norm() < 3 * (plain_rough.cpu() - expected).norm()
 
 
+def test_an_engine_keeps_to_the_share_of_the_memory_that_its_process_may_have():
+    model, pairs = tiny("llama", dtype=torch.float32).to("cuda"), tiny_pairs(5, 6, 1)
+    engine = Engine(model, pairs)
+    _, total = torch.cuda.mem_get_info()
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.02)
+        assert 0 < engine._budget() <= 0.4 * 0.02 * total
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def _off(ours: torch.Tensor | np.ndarray, expected: torch.Tensor | np.ndarray) -> float:
     """Relative error."""
     difference = torch.as_tensor(ours).double().cpu() - torch.as_tensor(expected)

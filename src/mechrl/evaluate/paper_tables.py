@@ -46,8 +46,8 @@ def _rule(view: View) -> str:
 
     margin, highest = view.agent.reward.get("margin", 0.0), view.agent.reward.get("tau_high", RewardSettings.tau_high)
     beginning = (
-        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, or {highest:g} if that "
-        "is lower, the target of its training. "
+        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, or {highest:g} if "
+        "that is lower, the target of its training. "
     )
     if view.agent.reward.get("take_back", False):
         return beginning + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
