@@ -24,7 +24,7 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -42,8 +42,18 @@ from mechrl.models.smollm2 import cache as cache_folder
 # end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).
 Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "exact"]
+Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
+NEGATIVE = 0.3
+ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores in `strength`: they go first, early, or like positive ones
 
 _CUTS_AT_ONCE = 256  # masks of one call of `exact`
+
+
+def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
+    """What edges are worth, the least first to go. One of negative score works against the behaviour: cutting it may lead to a smaller
+    circuit, since helpful edges that it held in check can go as well, or may make the circuit overshoot. `negative` is its weight.
+    """
+    return scores.clip(min=0) - negative * scores.clip(max=0)
 
 
 def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from mechrl.attribution import NEGATIVE
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, TRADE, Actions, RewardSettings, Task, VectorEnv
-from mechrl.rl.features import NEGATIVE, features, look, totals
+from mechrl.rl.features import features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
 from mechrl.search.exchange import Trade, exchange
 from tests.rl.tasks import small_task

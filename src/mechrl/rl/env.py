@@ -34,13 +34,13 @@ from functools import partial
 
 import numpy as np
 
+from mechrl.attribution import ORDERS, strength
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
-from mechrl.rl.features import NEGATIVE, SCORE, Features, features, strength
+from mechrl.rl.features import SCORE, Features, features
 from mechrl.search.exchange import Judging, Trade, exchange, size_of_groups
 
 _PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
-ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores: they go first, early, or like positive ones
 PARTS = (10, 3)
 ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS), "trade")
 STOP, NODE, PART = 0, 5, len(_PAPERS)  # parts of the circuit come after the paper's types: every part in every order

@@ -10,19 +10,17 @@ An agent that looks again sees the same features with scores as of its last look
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mechrl.attribution import strength
 from mechrl.graph import Graph
 
 N_EDGE, N_NODE, N_GLOBAL = 16, 7, 6
 SCORE, RANK, TOTAL = 0, 1, 6  # columns: an edge's score and rank, a component's summed |score|
-NEGATIVE = 0.3  # weight of negative scores after a look, see `look`
 TYPES = ("attention", "mlp", "input", "logits")
-Scores = TypeVar("Scores", np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,6 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
         _over_max(total),
     ]
     return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
-
-
-def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
-    """What edges are worth after a look, see `look`; `negative`: weight of negative scores."""
-    return scores.clip(min=0) - negative * scores.clip(max=0)
 
 
 def look(scores: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 **Blocks.** Integrated mask gradients S at the current circuit order its edges, and the lowest go at once. What is low is not obvious:
 an edge of negative S works against the behaviour. Cutting it may lead to a smaller circuit, since helpful edges that it held in
 check can go as well, or may make the circuit overshoot. So three orders are tried side by side, by |S| with negative scores
-weighted by w ∈ `WEIGHTS`, and the circuit of highest f is taken. A block may spend at most half of what f has above τ, for later
+weighted by w ∈ `ORDERS`, and the circuit of highest f is taken. A block may spend at most half of what f has above τ, for later
 blocks know better; if all orders fail it is halved, after a success it is doubled again. When blocks have become small,
 exchanges follow.
 
@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mechrl.attribution import integrated_mask_gradients
+from mechrl.attribution import ORDERS, integrated_mask_gradients, strength
 from mechrl.search.exchange import Trade, changed, exchange
 from mechrl.search.problem import Problem, State
 
-WEIGHTS = (0.0, 0.3, 1.0)  # of negative scores: cut them first, cut them early, treat them like positive ones
 LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
@@ -56,7 +55,7 @@ def _cut_block(problem: Problem, state: State, steps: int) -> State:
     mask, block = state.mask, float(state.extra["block"])
     alive = np.flatnonzero(mask)
     scores = integrated_mask_gradients(problem.engine, problem.candidates, mask, steps=steps)[alive]
-    orders = [alive[np.argsort(np.where(scores < 0, -w * scores, scores), kind="stable")] for w in WEIGHTS]
+    orders = [alive[np.argsort(strength(scores, w), kind="stable")] for w in ORDERS]
     least = (problem.tau + state.faithfulness) / 2
     while (size := round(block * len(alive))) >= SMALLEST_BLOCK:
         trials = _prune(problem, np.stack([changed(mask, order[:size]) for order in orders]))
