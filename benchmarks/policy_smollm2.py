@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, bring_together, claimed, judged, read, share
+from rows import Row, bring_together, claimed, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -605,6 +605,7 @@ def main() -> None:
     elif arguments.figure:
         figure(read(arguments.out / "rows.jsonl"), arguments.figure)
     elif arguments.claims:
+        keep_to_share()
         Bench(arguments).run()
     else:
         bring_together(arguments.out / "rows.jsonl", arguments.resume, key)

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 Row = dict[str, Any]
+_SHARED_BY = "MECHRL_BENCHMARK_JOBS"  # in the environment of the processes that share the work
 
 
 def read(path: Path) -> list[Row]:
@@ -45,10 +48,16 @@ def share(jobs: int) -> None:
     """Runs this script several times at once; every process takes cells that no other has taken."""
     with tempfile.TemporaryDirectory() as claims:
         command = [sys.executable, sys.argv[0], *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), _SHARED_BY: str(jobs)}
         workers = [subprocess.Popen(command, env=environment) for _ in range(jobs)]
         for worker in workers:
             worker.wait()
+
+
+def keep_to_share() -> None:
+    """Of the GPU's memory, in a process that `share` has started: engines take what they may have."""
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(0.95 / int(os.environ[_SHARED_BY]))
 
 
 def claimed(folder: Path, cell: str) -> bool:

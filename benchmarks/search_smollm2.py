@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import bring_together, claimed, read, share
+from rows import bring_together, claimed, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -270,6 +270,8 @@ def main() -> None:
         bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
         share(arguments.jobs)
     else:
+        if arguments.claims:
+            keep_to_share()
         measure(arguments)
 
 
