@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mechrl.behaviours import DISCOVERY_SEED, VALIDATION_SEED, get_behaviour
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.evaluate.setting import Setting
 from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
@@ -234,6 +235,18 @@ def test_validation_pairs_judge_if_asked(model):
     assert judged.passes == pytest.approx(plain.passes + 7 * len(pairs) / 20)
 
 
+def test_candidates_of_a_higher_aim_can_be_made_again(model):
+    """From what the circuit says of itself, as validation does."""
+    behaviour, settings, tau = get_behaviour("ioi"), TaskSettings(pairs=4, k=60, spare=0.02), 0.8
+    reward = replace(REWARD, take_back=True, tau_high=tau, margin=0.01, max_steps=60)
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, parts=True, prior=5.0))
+    found = discover(model, behaviour, policy, Deployment(tau, 0, judge="validation"), settings, reward)
+    assert found.settings["candidates"] > task_of(model, behaviour, settings, reward).K
+    candidates = Setting.of(model, behaviour, found).candidates
+    assert len(candidates) == found.settings["candidates"] and set(np.flatnonzero(found.mask)) <= set(candidates)
+
+
 @pytest.mark.parametrize("n", [0, 3])
 def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(model, n):
     """It ends where an agent ends that was told so high a target at once, with fewer edges than any circuit on its first way has."""
@@ -253,8 +266,8 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     assert found.faithfulness_validation >= tau and found.faithfulness >= aim > tau
     rounds = (found.passes - task.engine.passes) / (5 * (n + 1))  # all else is what its last circuits cost on 100 validation pairs
     assert task.engine.passes > plain.passes and rounds == pytest.approx(round(rounds)) and rounds >= 2
-    at_once = deploy(model, behaviour, aimed(task, aim, settings, reward), policy, deployment, settings, reward)
-    assert np.array_equal(found.mask, at_once.mask)
+    wider, _ = aimed(task, aim, settings, reward)
+    assert np.array_equal(found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask)
     on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
     enough = fresh.faithfulness(np.array(on_the_way), task.candidates).numpy() >= tau
     assert found.edges < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)

@@ -253,10 +253,10 @@ def deploy_together(
     choices, aiming = [], []  # what each has chosen, and what aiming higher has cost it
     for deployment, episodes in zip(deployments, found, strict=True):
         before = task.engine.passes
-        choice = _Choice.of(model, task, reward, deployment, episodes, validation, stepping_back=not reward.take_back)
+        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation, stepping_back=not reward.take_back)
         if reward.take_back and choice.short > 0:
             assert validation is not None
-            choice = _aim_higher(choice, model, policy, settings, reward, validation, report)
+            choice = _aim_higher(choice, model, policy, reward, validation, report)
         choices.append(choice)
         aiming.append(task.engine.passes - before)
     seconds = seconds_before + time.perf_counter() - began
@@ -269,10 +269,11 @@ def deploy_together(
             "best_along_episode": choice.along,
             "trades": reward.trades,
         }
-        known |= settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
+        known |= choice.settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {})
         known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau, "note": choice.note}
         if choice.along:  # what the last masks alone would have given
-            last = _Choice.of(model, task, reward, replace(deployment, best_along_episode=False), choice.episodes, validation)
+            asked = replace(deployment, best_along_episode=False)
+            last = _Choice.of(model, task, choice.settings, reward, asked, choice.episodes, validation)
             mask = last.pruned(model)
             known["last_masks"] = {"edges": int(mask.sum()), "faithfulness": last.f, "faithfulness_validation": last.f_validation}
             known["last_masks"]["faithfulness_test"] = float(test.faithfulness(mask)[0])
@@ -305,28 +306,22 @@ def deploy_together(
 
 
 def _aim_higher(
-    choice: _Choice,
-    model: Model,
-    policy: Policy,
-    settings: TaskSettings,
-    reward: RewardSettings,
-    validation: Engine,
-    report: Report,
+    choice: _Choice, model: Model, policy: Policy, reward: RewardSettings, validation: Engine, report: Report
 ) -> _Choice:
     """An agent that takes back what fails ends at its target on its own pairs, and so below it on others. As searches do, it aims as much
     higher as its best circuit fell short on the validation pairs, and begins anew. If that helps no more, it steps back instead.
     """
     deployment, passes = replace(choice.deployment, tau=choice.tau), choice.passes
     for _ in range(1, ATTEMPTS):
-        task = aimed(choice.task, higher(choice.task.tau, choice.short), settings, reward)
+        task, settings = aimed(choice.task, higher(choice.task.tau, choice.short), choice.settings, reward)
         if task.ceiling <= task.tau:
             break
         episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
-        choice = _Choice.of(model, task, reward, deployment, episodes, validation, stepping_back=False)
+        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation, stepping_back=False)
         passes += choice.passes
         if choice.short <= 0:
             return replace(choice, passes=passes)
-    choice = _Choice.of(model, choice.task, reward, deployment, choice.episodes, validation)
+    choice = _Choice.of(model, choice.task, choice.settings, reward, deployment, choice.episodes, validation)
     return replace(choice, passes=passes + choice.passes)
 
 
@@ -335,6 +330,7 @@ class _Choice:
     """Which of a deployment's masks its rule takes."""
 
     task: Task
+    settings: TaskSettings  # that its candidates come from
     deployment: Deployment
     tau: float
     along: bool
@@ -349,6 +345,7 @@ class _Choice:
     def of(
         model: Model,
         task: Task,
+        settings: TaskSettings,
         reward: RewardSettings,
         deployment: Deployment,
         episodes: list[Episode],
@@ -378,7 +375,7 @@ class _Choice:
         judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
         f_validation = float(judged[i]) if deployment.judge == "validation" else None
-        return _Choice(task, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
+        return _Choice(task, settings, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
 
     @property
     def short(self) -> float:

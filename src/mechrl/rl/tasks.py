@@ -68,14 +68,16 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     return make_task(behaviour.name, engine, candidates, scores[0], reward, *scores[1:])
 
 
-def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings) -> Task:
-    """The same task with another target, and with more candidates where its own do not reach that with the agent's margin."""
+def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings) -> tuple[Task, TaskSettings]:
+    """The same task with another target, and with more candidates where its own do not reach that with the agent's margin; and settings
+    that these candidates come from."""
     if task.ceiling < aim + reward.margin:
-        reach = min(aim + reward.margin, HIGHEST_REACH)
-        candidates = candidates_of(task.engine, list(task.scores), max(settings.k, task.K), settings.spare, reach)
+        wider = replace(settings, k=max(settings.k, task.K), reach=min(aim + reward.margin, HIGHEST_REACH))
+        candidates = candidates_of(task.engine, list(task.scores), wider.k, wider.spare, wider.reach)
         if len(candidates) > task.K:
+            settings = wider
             task = make_task(task.name, task.engine, candidates, task.scores[0], reward, *task.scores[1:])
-    return replace(task, tau=aim)
+    return replace(task, tau=aim), settings
 
 
 def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:
