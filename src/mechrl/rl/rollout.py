@@ -396,7 +396,8 @@ class _Choice:
     @property
     def note(self) -> str:
         kind = "greedy" if self.number == self.deployment.rollouts else "sampled"
-        return f"{kind} rollout, step {self.step} of {len(self.episode.f) - 1}"
+        aim = f", which aimed at f = {self.task.tau:.3f}" if self.task.tau > self.tau else ""
+        return f"{kind} rollout, step {self.step} of {len(self.episode.f) - 1}{aim}"
 
     def pruned(self, model: Model) -> np.ndarray:
         """[E]"""
