@@ -98,6 +98,15 @@ def test_a_wrong_circuit_fails() -> None:
     assert result.faithfulness < 0.1 and result.necessity > 0.9
 
 
+def test_a_circuit_larger_than_the_candidate_set_is_not_said_to_be_matched() -> None:
+    setting = planted_setting(planted_chain())
+    result = validate(circuit_of(setting, planted_chain().edges), setting.model, setting.behaviour, setting=setting)
+    few = replace(result, candidates=result.edges_pruned - 1)
+    assert not any("all of them" in what for _, what, _ in result.rows())
+    said = [what for _, what, _ in few.rows() if "random circuits of the" in what and "candidates" in what]
+    assert len(said) == 2 and all(f"all of them, fewer than the circuit's {result.edges_pruned} edges" in what for what in said)
+
+
 def test_the_numbers_do_not_depend_on_the_batch() -> None:
     setting = planted_setting(planted_chain())
     graph = setting.model.graph

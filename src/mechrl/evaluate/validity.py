@@ -109,7 +109,9 @@ class Validity:
         ]
         for i, c in enumerate(self.specificity):
             where = f"of the {self.candidates:,} candidates" if c.drawn_from == "candidates" else "of the whole graph"
-            size = f"{self.edges_pruned} edges" if c.matched == "raw" else f"{c.edges_pruned.mean:,.0f} edges after pruning"
+            size = f"{self.edges_pruned:,} edges" if c.matched == "raw" else f"{c.edges_pruned.mean:,.0f} edges after pruning"
+            if c.drawn_from == "candidates" and self.candidates < self.edges_pruned:  # a ranking of the whole graph may keep more
+                size = f"all of them, fewer than the circuit's {self.edges_pruned:,} edges"
             rows.append(["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()])
         r = self.recovery
         if r is None:
