@@ -108,11 +108,10 @@ def main() -> None:
         print(f"\n## At f ≥ {TAU} on fresh pairs\n\n100 discovery pairs; validation pairs decide. Without a line: not run.\n")
         print(f"| behaviour | method | edges at f ≥ {TAU} on validation pairs | f, test pairs | passes |")
         print("| --- | --- | --- | --- | --- |")
-    for behaviour in policy:
-        both = searches.get(behaviour, {}) | policy[behaviour]
-        for method in (method for method in methods if method in both):
-            print("|", " | ".join([behaviour, method, *cells(both[method])]), "|")
-    if policy:
+        for behaviour in policy:
+            both = searches.get(behaviour, {}) | policy[behaviour]
+            for method in (method for method in methods if method in both):
+                print("|", " | ".join([behaviour, method, *cells(both[method])]), "|")
         print()
         wins(searches, policy)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from mechrl.engine.engine import share_memory
+
 Row = dict[str, Any]
 _SHARED_BY = "MECHRL_BENCHMARK_JOBS"  # in the environment of the processes that share the work
 
@@ -55,9 +57,9 @@ def share(jobs: int) -> None:
 
 
 def keep_to_share() -> None:
-    """Of the GPU's memory, in a process that `share` has started: engines take what they may have."""
+    """Of the GPU's memory, in a process that `share` has started."""
     if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(0.95 / int(os.environ[_SHARED_BY]))
+        share_memory(torch.device("cuda"), int(os.environ[_SHARED_BY]))
 
 
 def claimed(folder: Path, cell: str) -> bool:

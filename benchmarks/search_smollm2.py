@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import bring_together, claimed, keep_to_share, read, share
+from rows import bring_together, claimed, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -212,7 +212,7 @@ def tables(rows: list[dict[str, Any]]) -> None:
         names = list(dict.fromkeys(cell.behaviour for cell in mine))
         for cell in sorted(mine, key=lambda cell: (names.index(cell.behaviour), cell.label)):
             row = known.get(cell.key, {"error": "not run"})
-            print("|", " | ".join([cell.behaviour, cell.label, *columns(row, table)]), "|")
+            print("|", " | ".join([cell.behaviour, cell.label, *columns(row)]), "|")
     mine = [cell for cell in wanted if cell.table == "pairs"]
     if mine:
         print("\n## f on test pairs against the number of discovery pairs (edges, f discovery → f test)\n")
@@ -240,11 +240,10 @@ def tables(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def columns(row: dict[str, Any], table: str) -> list[str]:
+def columns(row: dict[str, Any]) -> list[str]:
     if "error" in row:
         return [row["error"], *["–"] * 8]
-    judged = row["f"] if table == "discovery" else row["f_validation"]
-    short = "" if judged >= row["settings"]["tau"] else " (short of τ)"
+    short = "" if judged(row) >= row["settings"]["tau"] else " (short of τ)"
     result = [f"{row['edges_pruned']}{short}", str(row["edges"]), f"{row['f']:.3f}", f"{row['f_test']:.3f}"]
     result += [f"{row['passes']:.0f}", f"{row['seconds']:.1f}", str(row["candidates"])]
     return result + [f"{row[key]:.3f}" if key in row else "–" for key in ("cpr", "cmd")]

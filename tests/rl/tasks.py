@@ -14,4 +14,4 @@ def small_task(kind: str = "gpt2", K: int = 40, seed: int = 0, settings: RewardS
     engine = Engine(model, tiny_pairs(seed=seed))
     scores = -engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].numpy()
     candidates = np.sort(np.argsort(-np.abs(scores))[:K])
-    return make_task(f"{kind}-{K}", engine, candidates, scores, settings)
+    return make_task(f"{kind}-{K}", engine, candidates, [scores], settings)

@@ -36,7 +36,7 @@ TAU = 0.9
 def planted_task(planted: Planted) -> Task:
     engine = Engine(planted.model, TinyPairs(planted.clean.tolist()[:8], planted.corrupt.tolist()[:8]))
     scores = attribution.eap_ig_inputs(engine, engine.kl_objective)
-    return make_task("planted", engine, candidate_set([scores], 40), scores, REWARD)
+    return make_task("planted", engine, candidate_set([scores], 40), [scores], REWARD)
 
 
 def found(policy: Policy, planted: Planted, task: Task) -> set[str]:

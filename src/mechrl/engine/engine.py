@@ -411,6 +411,11 @@ class Engine:
         return consecutive(need, self._budget(), _CIRCUITS_PER_CHUNK, alone)
 
 
+def share_memory(device: torch.device, processes: int) -> None:
+    """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
+    torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)  # the rest is what CUDA itself takes in each
+
+
 def consecutive(need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None) -> Iterator[slice]:
     """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
     first, total = 0, 0.0

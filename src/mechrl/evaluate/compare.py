@@ -67,7 +67,12 @@ class Agent:
     @property
     def best_so_far(self) -> bool:
         """Whether its circuit is the best that reaches its target: not the last one whatever its f, as in the paper."""
-        return self.reward.get("best_so_far", False) or self.reward.get("take_back", False)
+        return self.reward.get("best_so_far", False) or self.takes_back
+
+    @property
+    def takes_back(self) -> bool:
+        """Cuts that leave f below its target."""
+        return self.reward.get("take_back", False)
 
     def setting(self, pairs: int) -> dict[str, Any]:
         """Of its candidate sets, as cells have it."""

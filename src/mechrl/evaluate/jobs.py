@@ -137,7 +137,7 @@ def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
     scores, candidates = setting.all_scores, setting.candidates  # computed exactly, and charged
     engine = Engine(setting.model, setting.pairs, tf32=True, half=True) if half else setting.engine
     engine.passes = setting.engine.passes
-    return make_task(setting.behaviour.name, engine, candidates, scores[0], reward, *scores[1:])
+    return make_task(setting.behaviour.name, engine, candidates, scores, reward)
 
 
 def _by_policy(

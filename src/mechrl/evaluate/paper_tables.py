@@ -33,12 +33,8 @@ def _candidates(view: View) -> str:
     return (
         f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
         f"own metric and by KL, doubled until these reach τ together; the policy among {view.candidates}: as it was trained, which may "
-        "fall short of τ." + (" For fresh pairs there are more where a higher aim takes them." if _takes_back(view) else "")
+        "fall short of τ." + (" For fresh pairs there are more where a higher aim takes them." if view.agent.takes_back else "")
     )
-
-
-def _takes_back(view: View) -> bool:
-    return bool(view.agent.reward.get("take_back", False))
 
 
 def _rule(view: View) -> str:
@@ -53,7 +49,7 @@ def _rule(view: View) -> str:
         f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ c − {margin:g}, or {highest:g} if "
         "that is lower, the target of its training. "
     )
-    if _takes_back(view):
+    if view.agent.takes_back:
         return beginning + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
     return beginning + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
 

@@ -169,7 +169,7 @@ def _die_with_parent() -> None:
 
 
 def _share_machine(place: Place) -> None:
-    """As many cores, and as much of the GPU's memory, as are left to each of the workers: an engine takes what it may have."""
+    """As many cores, and as much of the GPU's memory, as are left to each of the workers."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -177,8 +177,9 @@ def _share_machine(place: Place) -> None:
     if place.jobs > 1 and str(place.context.get("device")).startswith("cuda"):
         import torch
 
-        # the rest is what CUDA itself takes in every process
-        torch.cuda.set_per_process_memory_fraction(0.95 / place.jobs, torch.device(place.context["device"]).index)
+        from mechrl.engine.engine import share_memory
+
+        share_memory(torch.device(place.context["device"]), place.jobs)
 
 
 # ---- the parent's side ----------------------------------------------------------------------------------------------

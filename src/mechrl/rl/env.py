@@ -29,6 +29,7 @@ Where edges are few enough to be measured one by one, a failed exchange ends the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,7 +94,7 @@ class Task:
     features: Features
     ceiling: float  # f of the whole candidate set, c
     tau: float
-    scores: tuple[np.ndarray, ...] = ()  # [E] each: what the candidates were chosen by
+    scores: Sequence[np.ndarray]  # [E] each: what the candidates were chosen by
 
     @property
     def K(self) -> int:
@@ -105,13 +106,13 @@ class Task:
 
 
 def make_task(
-    name: str, engine: Engine, candidates: np.ndarray, scores: np.ndarray, settings: RewardSettings, *others: np.ndarray
+    name: str, engine: Engine, candidates: np.ndarray, scores: Sequence[np.ndarray], settings: RewardSettings
 ) -> Task:
-    """`scores` [E] is the prefilter's attribution that the agent sees; `others` by which it chose candidates besides."""
+    """`scores` [E] each: the prefilter's attributions, by which it chose the candidates. The agent sees the first."""
     whole = np.ones((1, len(candidates)), dtype=bool)
     ceiling = float(engine.faithfulness(whole, candidates)[0])
-    of_edges = features(engine.graph, candidates, scores[candidates])
-    return Task(name, engine, candidates, of_edges, ceiling, settings.tau(ceiling), (scores, *others))
+    of_edges = features(engine.graph, candidates, scores[0][candidates])
+    return Task(name, engine, candidates, of_edges, ceiling, settings.tau(ceiling), scores)
 
 
 @dataclass

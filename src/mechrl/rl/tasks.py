@@ -8,7 +8,7 @@ attribution can tell without doubt need not cost the agent its steps. With `reac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -65,7 +65,7 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     candidates = candidates_of(exact, scores, settings.k, settings.spare, settings.reach)
     engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
     engine.passes = exact.passes
-    return make_task(behaviour.name, engine, candidates, scores[0], reward, *scores[1:])
+    return make_task(behaviour.name, engine, candidates, scores, reward)
 
 
 def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings) -> tuple[Task, TaskSettings]:
@@ -73,14 +73,14 @@ def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings
     that these candidates come from."""
     if task.ceiling < aim + reward.margin:
         wider = replace(settings, k=max(settings.k, task.K), reach=min(aim + reward.margin, HIGHEST_REACH))
-        candidates = candidates_of(task.engine, list(task.scores), wider.k, wider.spare, wider.reach)
+        candidates = candidates_of(task.engine, task.scores, wider.k, wider.spare, wider.reach)
         if len(candidates) > task.K:
             settings = wider
-            task = make_task(task.name, task.engine, candidates, task.scores[0], reward, *task.scores[1:])
+            task = make_task(task.name, task.engine, candidates, task.scores, reward)
     return replace(task, tau=aim), settings
 
 
-def candidates_of(engine: Engine, scores: list[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:
+def candidates_of(engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:
     """The `k` best edges by each score, doubled until they `reach` enough; then the fewest, by bisection, whose f is at most `spare`
     lower and still enough, and none dead."""
     best, all_edges = candidate_set(scores, k), engine.graph.n_edges
