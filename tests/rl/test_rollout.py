@@ -264,8 +264,8 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     found = deploy(model, behaviour, task, policy, deployment, settings, reward)
     aim = found.settings["agent_tau"]
     assert found.faithfulness_validation >= tau and found.faithfulness >= aim > tau
-    rounds = (found.passes - task.engine.passes) / (5 * (n + 1))  # all else is what its last circuits cost on 100 validation pairs
-    assert task.engine.passes > plain.passes and rounds == pytest.approx(round(rounds)) and rounds >= 2
+    looks = (found.passes - task.engine.passes) / 5  # all else is what circuits cost on 100 validation pairs
+    assert task.engine.passes > plain.passes and looks == pytest.approx(round(looks)) and looks >= 2 * (n + 1)
     wider, _ = aimed(task, aim, settings, reward)
     assert np.array_equal(found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask)
     on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
@@ -275,6 +275,28 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     task.engine.passes = prepared
     both = deploy_together(model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward)
     assert np.array_equal(both[0].mask, found.mask) and both[0].passes == found.passes
+
+
+def test_a_higher_aim_that_ends_larger_is_not_taken(model, monkeypatch):
+    """But what a lower one passed through."""
+    behaviour, settings, tau = get_behaviour("ioi"), TaskSettings(pairs=4, k=400), 0.8
+    reward = replace(REWARD, take_back=True, look_again=0.75, tau_high=tau, max_steps=60)
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, parts=True, prior=5.0))
+    deployment = Deployment(tau, rollouts=0, judge="validation", trades=False)
+    task = task_of(model, behaviour, settings, reward)
+    (episode,) = rollouts(policy, task, reward, 0, 0)
+    fresh = Engine(model, behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED))
+    f = fresh.faithfulness(episode.masks, task.candidates).numpy()
+    steps, _ = step_back(np.array([len(f) - 1]), f[-1:], tau, lambda which, at: f[at])
+    high = task.ceiling - 1e-4
+    monkeypatch.setattr("mechrl.rl.rollout.higher", lambda aim, short: high)
+    found = deploy(model, behaviour, task, policy, deployment, settings, reward)
+    assert f[-1] < tau <= f[steps[0]]
+    assert np.array_equal(found.mask[task.candidates], model.graph.prune(episode.masks[steps[0]], task.candidates))
+    assert found.settings["agent_tau"] == tau
+    (episode,) = rollouts(policy, aimed(task, high, settings, reward)[0], reward, 0, 0)
+    assert episode.masks[-1].sum() > found.edges
 
 
 @pytest.mark.parametrize("look_again", [0.0, 0.8])

@@ -253,7 +253,7 @@ def deploy_together(
     choices, aiming = [], []  # what each has chosen, and what aiming higher has cost it
     for deployment, episodes in zip(deployments, found, strict=True):
         before = task.engine.passes
-        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation, stepping_back=not reward.take_back)
+        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation)
         if reward.take_back and choice.short > 0:
             assert validation is not None
             choice = _aim_higher(choice, model, policy, reward, validation, report)
@@ -309,20 +309,20 @@ def _aim_higher(
     choice: _Choice, model: Model, policy: Policy, reward: RewardSettings, validation: Engine, report: Report
 ) -> _Choice:
     """An agent that takes back what fails ends at its target on its own pairs, and so below it on others. As searches do, it aims as much
-    higher as its best circuit fell short on the validation pairs, and begins anew. If that helps no more, it steps back instead.
+    higher as its best circuit fell short on the validation pairs, and begins anew, until one does not. Each time what was on the way to
+    these circuits is a choice too, for a higher aim may end larger than a lower one stepped back.
     """
-    deployment, passes = replace(choice.deployment, tau=choice.tau), choice.passes
-    for _ in range(1, ATTEMPTS):
+    deployment, tried = replace(choice.deployment, tau=choice.tau), [choice]
+    while choice.short > 0 and len(tried) < ATTEMPTS:
         task, settings = aimed(choice.task, higher(choice.task.tau, choice.short), choice.settings, reward)
         if task.ceiling <= task.tau:
             break
         episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
-        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation, stepping_back=False)
-        passes += choice.passes
-        if choice.short <= 0:
-            return replace(choice, passes=passes)
-    choice = _Choice.of(model, choice.task, choice.settings, reward, deployment, choice.episodes, validation)
-    return replace(choice, passes=passes + choice.passes)
+        choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation)
+        tried.append(choice)
+    judged = np.array([c.judged for c in tried])
+    size = np.array([c.pruned(model).sum() for c in tried])
+    return replace(tried[choose(judged, size, choice.tau, deployment.rule)], passes=sum(c.passes for c in tried))
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,8 @@ class _Choice:
     number: int  # of the episode
     step: int
     f: float
-    f_validation: float | None  # if these pairs judge
+    judged: float  # f on the pairs that judge
+    short: float  # of τ on the validation pairs, at best, before stepping back; nothing, if they judge nothing or the rule asks for no τ
     passes: float  # of judging
 
     @staticmethod
@@ -350,14 +351,13 @@ class _Choice:
         deployment: Deployment,
         episodes: list[Episode],
         validation: Engine | None,
-        stepping_back: bool = True,
     ) -> _Choice:
         tau = task.tau if deployment.tau is None else deployment.tau
         along = deployment.best_along_episode
         if along is None:  # where cuts are taken back the last circuit is the best, but for pairs that the agent has not seen
             along = reward.best_so_far or (reward.take_back and deployment.judge == "validation")
         steps = np.array([best_step(e, tau, deployment.rule) if along else len(e.f) - 1 for e in episodes])
-        judged, passes = None, 0.0
+        judged, short, passes = None, 0.0, 0.0
         if deployment.judge == "validation":
             assert validation is not None
 
@@ -367,22 +367,23 @@ class _Choice:
 
             before = validation.passes
             judged = f_validation_of(np.arange(len(episodes)), steps)
-            if along and stepping_back and deployment.rule == "smallest":
-                steps, judged = step_back(steps, judged, tau, f_validation_of)
+            if deployment.rule == "smallest":
+                short = float(tau - judged.max())
+                if along:
+                    steps, judged = step_back(steps, judged, tau, f_validation_of)
             passes = validation.passes - before
         masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
         f = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
         judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
-        f_validation = float(judged[i]) if deployment.judge == "validation" else None
-        return _Choice(task, settings, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), f_validation, passes)
+        return _Choice(
+            task, settings, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), float(judged[i]), short, passes
+        )
 
     @property
-    def short(self) -> float:
-        """Of τ on the validation pairs. Nothing, if they judge nothing or the rule asks for no τ."""
-        if self.f_validation is None or self.deployment.rule == "paper":
-            return 0.0
-        return self.tau - self.f_validation
+    def f_validation(self) -> float | None:
+        """If these pairs judge."""
+        return self.judged if self.deployment.judge == "validation" else None
 
     @property
     def episode(self) -> Episode:
