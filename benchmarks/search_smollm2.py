@@ -1,6 +1,7 @@
 """Every search on every behaviour that a model exhibits: one row a search, three tables.
 
     python benchmarks/search_smollm2.py OUT [--model smollm2] [--resume ROWS.jsonl] [--seconds S]      appends to OUT/rows.jsonl
+    python benchmarks/search_smollm2.py OUT --found FOLDER          takes over what `mechrl reproduce --out FOLDER` has searched already
     python benchmarks/search_smollm2.py OUT --table                                                    prints it as Markdown
 
 discovery  the methods at f >= 0.9 on 20 discovery pairs; f on fresh test pairs beside it
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from rows import bring_together, claimed, judged, keep_to_share, read, share
 import mechrl
 from mechrl import gate
 from mechrl.behaviours import TEST_SEED, behaviours, get_behaviour
+from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.evaluate.benchmark_metrics import benchmark_metrics
@@ -116,8 +119,7 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise Interrupted
 
-    row: dict[str, Any] = {"key": cell.key, "table": cell.table, "behaviour": cell.behaviour, "label": cell.label}
-    row |= {"settings": cell.settings.to_json(), "model": model.name, "version": mechrl.__version__, "torch": torch.__version__}
+    row = {**about(cell), "model": model.name, "version": mechrl.__version__, "torch": torch.__version__}
     row["device"] = torch.cuda.get_device_name() if model.device.type == "cuda" else "cpu"
     behaviour = get_behaviour(cell.behaviour)
     try:
@@ -127,10 +129,28 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
         circuit = session.circuit(state)
     except MechRLError as exc:
         return row | {"error": str(exc)}
-    row |= {
+    row |= result(circuit) | {"kl_cut": session.problem.engine.kl_cut, "aim": session.aim}
+    row |= {key: value for key, value in state.extra.items() if key.startswith(("tested", "evaluated"))}
+    return row | areas(model, circuit) if cell.table == "discovery" else row
+
+
+def same_search(cell: Cell, rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row of another table whose search was the same, as this cell's."""
+    known = (row for row in rows if row["behaviour"] == cell.behaviour and row["settings"] == cell.settings.to_json())
+    return next((row | about(cell) for row in known if "error" not in row), None)
+
+
+def about(cell: Cell) -> dict[str, Any]:
+    """The beginning of a cell's row."""
+    known = {"key": cell.key, "table": cell.table, "behaviour": cell.behaviour, "label": cell.label}
+    return known | {"settings": cell.settings.to_json()}
+
+
+def result(circuit: Circuit) -> dict[str, Any]:
+    return {
         "pairs": circuit.pairs,
-        "candidates": len(session.problem.candidates),
-        "k": session.k,
+        "candidates": circuit.settings["candidates"],
+        "k": circuit.settings["k_used"],
         "f": circuit.faithfulness,
         "f_test": circuit.faithfulness_test,
         "f_validation": circuit.faithfulness_validation,
@@ -138,17 +158,53 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
         "edges_pruned": circuit.edges_pruned,
         "passes": circuit.passes,
         "seconds": circuit.seconds,
-        "kl_cut": session.problem.engine.kl_cut,
-        "note": state.note,
-        "aim": session.aim,
+        "note": circuit.settings["note"],
     }
-    row |= {key: value for key, value in state.extra.items() if key.startswith(("tested", "evaluated"))}
-    if cell.table == "discovery":
-        assert model.tokenizer is not None
-        pairs = behaviour.pairs(model.tokenizer, 20, TEST_SEED, n_ctx=model.spec.n_ctx)
-        metrics = benchmark_metrics(Engine(model, pairs), pairs, circuit)
-        row |= {"cpr": metrics.cpr, "cmd": metrics.cmd}
-    return row
+
+
+def areas(model: Model, circuit: Circuit) -> dict[str, float]:
+    assert model.tokenizer is not None
+    pairs = get_behaviour(circuit.behaviour).pairs(model.tokenizer, 20, TEST_SEED, n_ctx=model.spec.n_ctx)
+    metrics = benchmark_metrics(Engine(model, pairs), pairs, circuit)
+    return {"cpr": metrics.cpr, "cmd": metrics.cmd}
+
+
+def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, str]]:
+    """The wanted cells of the first table that a reproduction's folder holds, their circuits, and the device that searched."""
+    by_key = {cell.key: cell for cell in wanted if cell.table == "discovery"}
+    for path in sorted((folder / "cells").glob("circuit-*.json")):
+        known = json.loads(path.read_text())
+        if known["status"] != "done":
+            continue
+        circuit = Circuit.load(folder / known["result"]["circuit"])
+        settings = {key: value for key, value in circuit.settings.items() if key not in ("k_used", "candidates", "note")}
+        if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):
+            yield cell, circuit, known["result"]["device"]
+
+
+def take_over(arguments: argparse.Namespace) -> None:
+    """CPR and CMD are computed here; all else is what the reproduction measured."""
+    rows = bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
+    model = load_model(arguments.model, device=arguments.device)
+    wanted = [cell for cell in cells([b.name for b in behaviours()]) if cell.key not in rows]
+    for cell, circuit, device in found_in(arguments.found, wanted):
+        row = {**about(cell), "model": circuit.model, "version": circuit.version, "device": device, **result(circuit)}
+        append(arguments.out / "rows.jsonl", row | areas(model, circuit))
+        print(f"{cell.behaviour} {cell.label}: {line(row)}", flush=True)
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    with open(path, "a") as file:
+        file.write(json.dumps(row, default=float) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def line(row: dict[str, Any]) -> str:
+    """For people."""
+    if "error" in row:
+        return row["error"]
+    return "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
 
 
 def of_cell(row: dict[str, Any]) -> str:
@@ -178,21 +234,13 @@ def measure(arguments: argparse.Namespace) -> None:
             return
         begin = time.monotonic()
         try:
-            row = run(model, cell, deadline)
+            row = same_search(cell, rows.values()) or run(model, cell, deadline)
         except Interrupted:
             print(f"time is up within {cell.table} {cell.behaviour} {cell.label}, {len(todo) - i} cells to go")
             return
-        with open(path, "a") as file:
-            file.write(json.dumps(row, default=float) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        what = row.get(
-            "error"
-        ) or "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
-        print(
-            f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {what}",
-            flush=True,
-        )
+        append(path, row)
+        took = time.monotonic() - begin
+        print(f"[{i + 1}/{len(todo)}, {took:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {line(row)}", flush=True)
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
@@ -261,10 +309,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--found", type=Path, help="folder of `mechrl reproduce`, of which the same searches are taken over")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
         tables(read(arguments.out / "rows.jsonl"))
+    elif arguments.found:
+        take_over(arguments)
     elif arguments.jobs > 1:
         bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
         share(arguments.jobs)

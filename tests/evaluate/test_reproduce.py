@@ -112,6 +112,11 @@ def test_failed_cells_are_shown(tmp_path: Path) -> None:
     assert (failed, done) == (1, total - 1)
     (row,) = [r for r in by_name(all_tables(view))["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "ACDC")]
     assert row["edges"] is None and row["remarks"] == "failed on 1 of 1: out of <memory>"
+    summary = next(table for table in all_tables(view) if table.name == "table-10-summary")
+    counted = {(r["matched on"], r["method"]): r["behaviours"] for r in summary.to_json()["rows"]}
+    for method in ("ACDC", "Blockwise search"):  # compared where both are done
+        assert counted["discovery pairs", method] == 2 and counted["fresh pairs", method] == 1
+    assert "Matched on fresh pairs, left out until every method is done with them: ioi." in summary.notes
     html = write_report(view, tmp_path).report.read_text()
     assert "1\nfailed" in html and "out of &lt;memory&gt;" in html and "<memory>" not in html
 

@@ -381,10 +381,9 @@ class Engine:
             return self._memory
         if self.model.device.type == "cuda":
             device = self.model.device
-            free, total = torch.cuda.mem_get_info(device)
+            free, _ = torch.cuda.mem_get_info(device)
             allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-            allowed = total * torch.cuda.get_per_process_memory_fraction(device.index)  # all, unless processes share it
-            return 0.4 * max(0.0, min(free + reserved - allocated, allowed - allocated))
+            return 0.4 * max(0.0, min(free + reserved - allocated, allowed_memory(device) - allocated))
         return 2 * 2**30
 
     def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:
@@ -414,6 +413,12 @@ class Engine:
 def share_memory(device: torch.device, processes: int) -> None:
     """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
     torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)  # the rest is what CUDA itself takes in each
+
+
+def allowed_memory(device: torch.device) -> float:
+    """Bytes of a GPU that this process may have: all, unless processes share it."""
+    _, total = torch.cuda.mem_get_info(device)
+    return total * torch.cuda.get_per_process_memory_fraction(device.index)
 
 
 def consecutive(need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None) -> Iterator[slice]:

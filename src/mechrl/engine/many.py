@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
-from mechrl.engine.engine import Engine, consecutive
+from mechrl.engine.engine import Engine, allowed_memory, consecutive
 from mechrl.engine.fused import FusedRun, Ground, first_tokens
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import Plan, make_plan
@@ -18,8 +18,8 @@ from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
 _CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
-_MEMORY = 3 * 2**30  # bytes of rows in a chunk
-_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need
+_MEMORY = 3 * 2**30  # bytes of rows in a chunk, or a fifth of what this process may have
+_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need, or three tenths
 
 
 class ManyEngines:
@@ -42,6 +42,7 @@ class ManyEngines:
             bounds = np.array([[0, *np.cumsum(tokens)], [0, *np.cumsum(pairs)]])
             self._ground = Ground(model, cache, bounds, engines[0].tf32, engines[0].half)
             device = model.device
+            self._allowed = allowed_memory(device)
             # f = 1 − Σ_pairs share · KL / KL_cut, where pairs that occur several times in a batch were computed once
             count = torch.bincount(cache.inverse, minlength=cache.n_pairs)
             n = torch.tensor([engine.n_pairs * engine.kl_cut for engine in engines], dtype=torch.float64, device=device)
@@ -110,7 +111,7 @@ class ManyEngines:
         need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
-            for chunk in consecutive(need[circuit], _GRADIENT_MEMORY, _CIRCUITS_PER_CHUNK):
+            for chunk in consecutive(need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK):
                 c = circuit[chunk]
                 edge, gradient = self._gradient_chunk(which[c], array[c], weight[chunk])
                 place, column = np.divmod(edge, array.shape[1])
@@ -204,4 +205,4 @@ class ManyEngines:
         spec, graph = self._ground.model.spec, self._ground.model.graph
         rows = np.minimum(array.sum(1) + 1, graph.n_sources)
         need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.dtype.itemsize
-        return consecutive(need, _MEMORY, _CIRCUITS_PER_CHUNK)
+        return consecutive(need, min(_MEMORY, 0.2 * self._allowed), _CIRCUITS_PER_CHUNK)

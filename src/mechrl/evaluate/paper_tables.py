@@ -12,6 +12,8 @@ from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.tables import NAMES, comparison_table
 from mechrl.report.tables import Column, Table, Value
 
+PAIRS = {"discovery": "discovery pairs", "test": "fresh pairs"}  # that f is matched on
+
 Results = list[dict[str, Any]]
 
 
@@ -386,22 +388,24 @@ def acdc_sweep(view: View) -> Table:
 
 
 def summary(view: View) -> Table:
-    """Does the policy overfit its pairs less than a search does? Over all behaviours and seeds that are done."""
+    """Does the policy overfit its pairs less than a search does? Over the behaviours that all methods are done with."""
     rows: list[tuple[Value, ...]] = []
+    notes = []
     for target in ("discovery", "test"):
+        compared = _compared(view, target)
+        missing = [name for name in view.chosen.all if name not in compared]
+        if missing:
+            notes.append(f"Matched on {PAIRS[target]}, left out until every method is done with them: {', '.join(missing)}.")
         for method in view.plan.methods:
-            results = [
-                r
-                for key, cell in view.cells.matched.items()
-                if key[0] == target and key[2] == method and (r := view.result(cell))
-            ]
+            by_name = {name: view.results(view.cells.matched, target, name, method) for name in compared}
+            results = [r for found in by_name.values() for r in found]
             if not results:
                 continue
-            names = {key[1] for key, cell in view.cells.matched.items() if key[0] == target and key[2] == method}
+            names = [name for name, found in by_name.items() if found]
             lost = Spread.of(r["f"] - r["f_test"] for r in results)
             rows.append(
                 (
-                    "discovery pairs" if target == "discovery" else "fresh pairs",
+                    PAIRS[target],
                     NAMES[method],
                     _median([r["edges_pruned"] for r in results]),
                     _median([r["passes"] for r in results]),
@@ -410,7 +414,7 @@ def summary(view: View) -> Table:
                     lost,
                     f"{sum(r['reached'] for r in results)} of {len(results)}",
                     len(names),
-                    _smallest(view, target, method),
+                    f"{sum(_is_smallest(view, target, name, method) for name in names)} of {len(names)}",
                 )
             )
     columns = (
@@ -428,12 +432,12 @@ def summary(view: View) -> Table:
     return Table(
         "table-10-summary",
         "Table 10 · What fresh pairs cost each method",
-        "Over all behaviours and seeds that are done: medians of size and passes; mean ± sd of f. “Smallest on”: behaviours on which "
-        "the method's circuits are the smallest of all that reach τ, on average over seeds.",
+        "Over the behaviours that all methods are done with, and all seeds: medians of size and passes; mean ± sd of f. “Smallest on”: "
+        "behaviours on which the method's circuits are the smallest of all that reach τ, on average over seeds.",
         columns,
         tuple(rows),
         view.command,
-        ("Adapted policies are run on held-out behaviours only, and over the costly seeds only.",),
+        ("Adapted policies are run on held-out behaviours only, and over the costly seeds only.", *notes),
     )
 
 
@@ -443,18 +447,23 @@ def _median(values: list[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _smallest(view: View, target: str, method: str) -> str:
-    won = asked = 0
-    for name in view.chosen.all:
-        sizes = {}
-        for other in view.plan.methods:
-            results = view.results(view.cells.matched, target, name, other)
-            if results and all(r["reached"] for r in results):
-                sizes[other] = sum(r["edges_pruned"] for r in results) / len(results)
-        if any((target, name, method, seed) in view.cells.matched for seed in (*view.plan.seeds, *view.plan.costly_seeds)):
-            asked += 1
-            won += method in sizes and sizes[method] == min(sizes.values())
-    return f"{won} of {asked}"
+def _compared(view: View, target: str) -> list[str]:
+    """The behaviours that every method is done with, for all seeds. An adapted policy's may be missing: it is costly."""
+    missing = {
+        name
+        for (of, name, method, _), cell in view.cells.matched.items()
+        if of == target and method != "policy-adapted" and view.result(cell) is None
+    }
+    return [name for name in view.chosen.all if name not in missing]
+
+
+def _is_smallest(view: View, target: str, name: str, method: str) -> bool:
+    sizes = {}
+    for other in view.plan.methods:
+        results = view.results(view.cells.matched, target, name, other)
+        if results and all(r["reached"] for r in results):
+            sizes[other] = sum(r["edges_pruned"] for r in results) / len(results)
+    return method in sizes and sizes[method] == min(sizes.values())
 
 
 def validity(view: View) -> Table:
