@@ -52,7 +52,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.no_copy:
         for name in _FILES:
-            shutil.copyfile(arguments.run / name, folder / name)
+            if (arguments.run / name).resolve() != (folder / name).resolve():  # a link to what comes with MechRL already
+                shutil.copyfile(arguments.run / name, folder / name)
     (folder / "card.md").write_text("\n".join(lines))
 
 

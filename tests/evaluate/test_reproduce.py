@@ -121,6 +121,15 @@ def test_failed_cells_are_shown(tmp_path: Path) -> None:
     assert "1\nfailed" in html and "out of &lt;memory&gt;" in html and "<memory>" not in html
 
 
+def test_the_page_says_by_which_other_commands_its_cells_were_made(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0,), only=QUICK.only))
+    by = (f"{view.command} --jobs 3", "mechrl compare --half --out 'a b' --seconds 9.5 --jobs=2", "mechrl compare --half")
+    for record, command in zip(view.records.values(), by, strict=False):
+        record["context"] = {"command": command}
+    html = write_report(view, tmp_path).report.read_text()
+    assert html.count("cells also by") == 1 and "mechrl compare --half<" in html
+
+
 def test_the_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
     view = made_up(tmp_path, plan=Plan(seeds=(0, 1)))
     html = write_report(view, tmp_path).report.read_text()

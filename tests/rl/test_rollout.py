@@ -198,25 +198,29 @@ def test_none_is_as_the_policy_was_trained(model):
 
 
 @how(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99), st.booleans())
-def test_stepping_back_finds_the_last_step_that_is_enough(lengths, seed, falling):
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99), st.booleans(), st.booleans())
+def test_stepping_back_finds_the_last_step_that_is_enough(lengths, seed, falling, known):
     """Against looking at every step; if f does not fall all along, another step that is enough is as good as any."""
     rng, tau, measured = np.random.default_rng(seed), 0.5, []
     f = [rng.random(n) if not falling else np.sort(rng.random(n))[::-1] for n in lengths]
+    if known:  # that the first is enough, which need not be measured
+        for own in f:
+            own[0] = 1.0
 
     def measure(which, at):
         measured.extend(zip(which.tolist(), at.tolist(), strict=True))
         return np.array([f[j][t] for j, t in zip(which, at, strict=True)])
 
     last = np.array([n - 1 for n in lengths])
-    steps, judged = step_back(last, measure(np.arange(len(f)), last), tau, measure)
+    steps, judged = step_back(last, measure(np.arange(len(f)), last), tau, measure, enough_at=0 if known else -1)
     assert len(measured) == len(set(measured)) <= sum(1 + int(np.ceil(np.log2(n))) + 1 for n in lengths)
+    assert not known or all(t > 0 or lengths[j] == 1 for j, t in measured)
     for j, (own, n) in enumerate(zip(f, lengths, strict=True)):
         assert judged[j] == own[steps[j]]
         seen = [own[t] for k, t in measured if k == j]
         if own[n - 1] >= tau:
             assert steps[j] == n - 1
-        elif falling and (own >= tau).any():
+        elif falling and (own[known:] >= tau).any():
             assert steps[j] == np.flatnonzero(own >= tau)[-1]
         else:
             assert judged[j] >= tau or judged[j] == max(seen)
@@ -250,7 +254,7 @@ def test_candidates_of_a_higher_aim_can_be_made_again(model):
 @pytest.mark.parametrize("n", [0, 3])
 def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(model, n):
     """It ends where an agent ends that was told so high a target at once, with fewer edges than any circuit on its first way has."""
-    behaviour, settings, tau = get_behaviour("ioi"), TaskSettings(pairs=4, k=400), 0.8
+    behaviour, settings, tau = get_behaviour("ioi"), TaskSettings(pairs=16, k=400), 0.9
     reward = replace(REWARD, take_back=True, look_again=0.75, tau_high=tau, max_steps=60)
     torch.manual_seed(0)
     policy = Policy(PolicyConfig(16, parts=True, prior=5.0))
@@ -265,7 +269,7 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     aim = found.settings["agent_tau"]
     assert found.faithfulness_validation >= tau and found.faithfulness >= aim > tau
     looks = (found.passes - task.engine.passes) / 5  # all else is what circuits cost on 100 validation pairs
-    assert task.engine.passes > plain.passes and looks == pytest.approx(round(looks)) and looks >= 2 * (n + 1)
+    assert task.engine.passes > plain.passes and looks == pytest.approx(round(looks)) and looks >= 3 * (n + 1)
     wider, _ = aimed(task, aim, settings, reward)
     assert np.array_equal(found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask)
     on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
@@ -287,16 +291,36 @@ def test_a_higher_aim_that_ends_larger_is_not_taken(model, monkeypatch):
     task = task_of(model, behaviour, settings, reward)
     (episode,) = rollouts(policy, task, reward, 0, 0)
     fresh = Engine(model, behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED))
-    f = fresh.faithfulness(episode.masks, task.candidates).numpy()
-    steps, _ = step_back(np.array([len(f) - 1]), f[-1:], tau, lambda which, at: f[at])
+    f_of = lambda masks: fresh.faithfulness(masks, task.candidates).numpy()  # noqa: E731
+    f = f_of(episode.masks)
+    (step,), _ = step_back(np.array([len(f) - 1]), f[-1:], tau, lambda which, at: f[at])
     high = task.ceiling - 1e-4
     monkeypatch.setattr("mechrl.rl.rollout.higher", lambda aim, short: high)
     found = deploy(model, behaviour, task, policy, deployment, settings, reward)
-    assert f[-1] < tau <= f[steps[0]]
-    assert np.array_equal(found.mask[task.candidates], model.graph.prune(episode.masks[steps[0]], task.candidates))
-    assert found.settings["agent_tau"] == tau
+    assert f[-1] < tau <= f[step] and found.settings["agent_tau"] == tau
+    # it is part of the way from the last step that is enough to the next, and one edge more would be too much
+    mask, gone = found.mask[task.candidates], episode.gone(step, np.abs(task.scores[0][task.candidates]))
+    ways = model.graph.prune(np.stack([episode.part_of_the_way(step, gone[:n]) for n in range(len(gone) + 1)]), task.candidates)
+    (n,) = np.flatnonzero((ways == mask).all(1))
+    assert 0 < n < len(gone) and f_of(ways[n : n + 1]) >= tau > f_of(ways[n + 1 : n + 2])
+    assert found.faithfulness_validation == pytest.approx(float(f_of(mask[None])[0]), abs=1e-5)
+    assert found.faithfulness == pytest.approx(float(task.engine.faithfulness(found.mask)[0]), abs=1e-5)
+    assert found.settings["note"] == f"greedy rollout, part of step {step + 1} of {len(f) - 1}"
+    assert sorted([*found.order, *np.flatnonzero(found.mask)]) == task.candidates.tolist()
     (episode,) = rollouts(policy, aimed(task, high, settings, reward)[0], reward, 0, 0)
     assert episode.masks[-1].sum() > found.edges
+
+
+def test_part_of_the_way_leads_to_the_next_step():
+    """Also where edges come in: these come first."""
+    masks = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 0]], dtype=bool)
+    episode = Episode(masks, np.array([1.0, 0.5]), ((0, 2, 3),))
+    gone = episode.gone(0, np.array([3.0, 0, 1, 2, 0, 0]))
+    assert gone.tolist() == [2, 3, 0]
+    ways = [episode.part_of_the_way(0, gone[:n]).astype(int).tolist() for n in range(4)]
+    assert ways == [[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1, 0], masks[1].astype(int).tolist()]
+    ended = episode.ended(0, np.array(ways[1], dtype=bool), 0.9, gone[:1])
+    assert ended.removed(1) == (2,) and ended.f.tolist() == [1.0, 0.9] and ended.masks[-1].tolist() == ways[1]
 
 
 @pytest.mark.parametrize("look_again", [0.0, 0.8])

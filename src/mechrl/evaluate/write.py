@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ def write_report(view: View, out: Path) -> Written:
     model, graph = view.gated.model["model"], view.gated.graph
     devices = sorted({r["device"] for cell in view.cells if (r := view.result(cell))})
     seeds = ", ".join(map(str, view.plan.seeds))
-    commands = dict.fromkeys(r["context"].get("command", "") for r in view.records.values())
+    commands = sorted({_in_short(r["context"].get("command", "")) for r in view.records.values()} - {"", _in_short(view.command)})
     facts = [
         (
             "model",
@@ -44,7 +45,7 @@ def write_report(view: View, out: Path) -> Written:
         ),
         ("seeds", f"{seeds}; costly cells {', '.join(map(str, view.plan.costly_seeds))}"),
         ("device", ", ".join(devices) or "–"),
-        *(("cells made by", command) for command in commands if command and command != view.command),
+        *(("cells also by", command) for command in commands),
         ("version", f"mechrl {mechrl.__version__}"),
     ]
     lead = (
@@ -70,6 +71,11 @@ def write_files(out: Path, tables: Sequence[Table], figures: Sequence[Figure]) -
         )
         write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg)
         write_atomically(out / "figures" / f"{figure.name}.png", figure.png)
+
+
+def _in_short(command: str) -> str:
+    """Without what says only for how long, by how many processes and where it was run."""
+    return re.sub(r" --(seconds|jobs|out)[ =]('[^']*'|\S+)", "", command)
 
 
 def _policy(view: View) -> str:

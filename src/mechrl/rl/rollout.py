@@ -4,8 +4,9 @@ Sampled episodes and one greedy one run side by side; each is a candidate, and a
 circuit whose f reaches tau, else the most faithful one; `paper`: the most faithful one, whatever its size. The candidate of an
 episode is its last mask or, with `best_along_episode`, the best by that same rule of all that it passed through: all of them were
 measured on the way, and along an episode circuits only become smaller. An agent that was paid for the best so far cuts on beyond it, so
-its last mask means nothing: its episodes are read along unless told otherwise. Where validation pairs judge, an agent that takes back what
-fails aims higher until they agree. What is returned has its dead edges pruned.
+its last mask means nothing: its episodes are read along unless told otherwise. Where validation pairs judge, episodes are read back to
+where these agree, within an action if it cut many edges, and an agent that takes back what fails aims higher besides. What is returned
+has its dead edges pruned.
 
 Several deployments of one task run in one batch: on a GPU a step costs nearly the same for 17 circuits as for 86. None of them notices
 the others: each has a generator of its own, acts by itself, and is charged for its own episodes.
@@ -80,6 +81,22 @@ class Episode:
                 gone.pop(edge, None)  # it came back in between
                 gone[edge] = None
         return tuple(edge for edge in gone if not self.masks[step][edge])
+
+    def gone(self, step: int, worth: np.ndarray) -> np.ndarray:
+        """The candidates that the action after a step cut, of the least `worth` [K] first."""
+        gone = np.flatnonzero(self.masks[step] & ~self.masks[step + 1])
+        return gone[np.argsort(worth[gone], kind="stable")]
+
+    def part_of_the_way(self, step: int, gone: np.ndarray) -> np.ndarray:
+        """[K] what the action after a step would have left, had it cut only these of its edges."""
+        mask = self.masks[step] | self.masks[step + 1]
+        mask[gone] = False
+        return mask
+
+    def ended(self, step: int, mask: np.ndarray, f: float, gone: np.ndarray) -> Episode:
+        """The same up to a step, and then a last one to `mask`."""
+        masks, at = np.concatenate([self.masks[: step + 1], mask[None]]), np.append(self.f[: step + 1], f)
+        return Episode(masks, at, (*self.cuts[:step], tuple(gone.tolist())))
 
 
 def rollouts(
@@ -167,13 +184,14 @@ def best_step(episode: Episode, tau: float, rule: Rule) -> int:
 
 
 def step_back(
-    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray], enough_at: int = -1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
-    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f.
+    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
+    `enough_at` is a step of which f ≥ τ is known.
     """
     steps, f = steps.copy(), f.copy()
-    low, high = np.full(len(steps), -1), np.where(f < tau, steps, 0)  # f ≥ τ at low, as far as is known, and not at high
+    low, high = np.full(len(steps), enough_at), np.where(f < tau, steps, enough_at + 1)  # f ≥ τ at low, and not at high
     while len(which := np.flatnonzero(high - low > 1)):
         middle = (low[which] + high[which]) // 2
         found = measure(which, middle)
@@ -310,10 +328,15 @@ def _aim_higher(
 ) -> _Choice:
     """An agent that takes back what fails ends at its target on its own pairs, and so below it on others. As searches do, it aims as much
     higher as its best circuit fell short on the validation pairs, and begins anew, until one does not. Each time what was on the way to
-    these circuits is a choice too, for a higher aim may end larger than a lower one stepped back.
+    these circuits is a choice too, for a higher aim may end larger than a lower one stepped back; and once it has ended no smaller than
+    a circuit that is enough, still higher ones are not tried.
     """
-    deployment, tried = replace(choice.deployment, tau=choice.tau), [choice]
+    deployment, tried, smallest = replace(choice.deployment, tau=choice.tau), [choice], np.inf
     while choice.short > 0 and len(tried) < ATTEMPTS:
+        if choice.judged >= choice.tau:
+            smallest = min(smallest, choice.pruned(model).sum())
+        if min(episode.masks[-1].sum() for episode in choice.episodes) >= smallest:
+            break
         task, settings = aimed(choice.task, higher(choice.task.tau, choice.short), choice.settings, reward)
         if task.ceiling <= task.tau:
             break
@@ -323,6 +346,33 @@ def _aim_higher(
     judged = np.array([c.judged for c in tried])
     size = np.array([c.pruned(model).sum() for c in tried])
     return replace(tried[choose(judged, size, choice.tau, deployment.rule)], passes=sum(c.passes for c in tried))
+
+
+def _part_of_the_way(
+    task: Task, episodes: list[Episode], steps: np.ndarray, ended: np.ndarray, judged: np.ndarray, tau: float, validation: Engine
+) -> tuple[list[Episode], np.ndarray, np.ndarray]:
+    """An action may cut many edges at once. Where stepping back led from the step at which it `ended` to one that is enough, so may a part
+    of the action after that be: the edges of least attribution, as many as bisection finds.
+    """
+    episodes, steps, judged = list(episodes), steps.copy(), judged.copy()
+    back = np.flatnonzero((steps < ended) & (judged >= tau))
+    worth = np.abs(task.scores[0][task.candidates])
+    gone = [episodes[j].gone(steps[j], worth) for j in back]
+
+    def measure(which: np.ndarray, parts: np.ndarray) -> np.ndarray:
+        masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][:n]) for w, n in zip(which, parts, strict=True)]
+        return validation.faithfulness(np.stack(masks), task.candidates).double().cpu().numpy()
+
+    parts, f = step_back(np.array([len(g) for g in gone], dtype=np.int64), np.full(len(back), -np.inf), tau, measure, enough_at=0)
+    better = np.flatnonzero(f >= tau)
+    if len(better):
+        masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][: parts[w]]) for w in better]
+        own = task.engine.faithfulness(np.stack(masks), task.candidates).double().cpu().numpy()
+        for w, mask, on_own in zip(better, masks, own, strict=True):
+            j = back[w]
+            episodes[j] = episodes[j].ended(steps[j], mask, float(on_own), gone[w][: parts[w]])
+            steps[j], judged[j] = steps[j] + 1, f[w]
+    return episodes, steps, judged
 
 
 @dataclass(frozen=True)
@@ -336,6 +386,7 @@ class _Choice:
     along: bool
     episodes: list[Episode]
     number: int  # of the episode
+    episode: Episode  # the same; if its circuit is none that it came through, the way to that
     step: int
     f: float
     judged: float  # f on the pairs that judge
@@ -357,6 +408,7 @@ class _Choice:
         if along is None:  # where cuts are taken back the last circuit is the best, but for pairs that the agent has not seen
             along = reward.best_so_far or (reward.take_back and deployment.judge == "validation")
         steps = np.array([best_step(e, tau, deployment.rule) if along else len(e.f) - 1 for e in episodes])
+        chosen = episodes
         judged, short, passes = None, 0.0, 0.0
         if deployment.judge == "validation":
             assert validation is not None
@@ -369,25 +421,22 @@ class _Choice:
             judged = f_validation_of(np.arange(len(episodes)), steps)
             if deployment.rule == "smallest":
                 short = float(tau - judged.max())
+                ended = steps
                 if along:
                     steps, judged = step_back(steps, judged, tau, f_validation_of)
+                    chosen, steps, judged = _part_of_the_way(task, episodes, steps, ended, judged, tau, validation)
             passes = validation.passes - before
-        masks = np.stack([e.masks[t] for e, t in zip(episodes, steps, strict=True)])
-        f = np.array([e.f[t] for e, t in zip(episodes, steps, strict=True)])
+        masks = np.stack([e.masks[t] for e, t in zip(chosen, steps, strict=True)])
+        f = np.array([e.f[t] for e, t in zip(chosen, steps, strict=True)])
         judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
-        return _Choice(
-            task, settings, deployment, tau, along, episodes, i, int(steps[i]), float(f[i]), float(judged[i]), short, passes
-        )
+        step, found = int(steps[i]), (float(f[i]), float(judged[i]), short, passes)
+        return _Choice(task, settings, deployment, tau, along, episodes, i, chosen[i], step, *found)
 
     @property
     def f_validation(self) -> float | None:
         """If these pairs judge."""
         return self.judged if self.deployment.judge == "validation" else None
-
-    @property
-    def episode(self) -> Episode:
-        return self.episodes[self.number]
 
     @property
     def mask(self) -> np.ndarray:
@@ -398,7 +447,9 @@ class _Choice:
     def note(self) -> str:
         kind = "greedy" if self.number == self.deployment.rollouts else "sampled"
         aim = f", which aimed at f = {self.task.tau:.3f}" if self.task.tau > self.tau else ""
-        return f"{kind} rollout, step {self.step} of {len(self.episode.f) - 1}{aim}"
+        own = self.episodes[self.number]
+        part = "" if self.episode is own else "part of "
+        return f"{kind} rollout, {part}step {self.step} of {len(own.f) - 1}{aim}"
 
     def pruned(self, model: Model) -> np.ndarray:
         """[E]"""
