@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,27 @@ def test_it_keeps_to_the_candidates():
     state = blockwise(problem)
     assert len(state.mask) == len(problem.candidates) and state.faithfulness >= problem.tau
     assert set(state.order) == set(problem.candidates[~state.mask].tolist())
+
+
+def test_blocks_come_again_where_exchanges_have_raised_f(monkeypatch):
+    """To what it was when blocks failed, or above; not so in small circuits, of which every edge can be measured."""
+    came_again = 0
+    for kind, tau in (("gpt2", 0.8), ("llama-gqa", 0.3)):
+        small: list[State] = []
+        blockwise(tiny_problem(kind, tau=tau, checkpoint=small.append))
+        blocks = [state.extra.get("block", 0.0) > 0 for state in small]
+        assert blocks == sorted(blocks, reverse=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("mechrl.search.blockwise.size_of_groups", lambda edges: 2)  # as if it were large
+            states: list[State] = []
+            end = blockwise(tiny_problem(kind, tau=tau, checkpoint=states.append))
+            failed_at = None  # f when the last block had been cut
+            for before, after in pairwise(states):
+                if before.extra["block"] and not after.extra["block"]:
+                    failed_at = after.faithfulness
+                if not before.extra["block"] and after.extra["block"]:
+                    came_again += 1
+                    assert after.faithfulness >= failed_at and after.faithfulness > before.faithfulness
+                    resumed = blockwise(tiny_problem(kind, tau=tau), after)
+                    assert resumed.to_bytes() == end.to_bytes()
+    assert came_again

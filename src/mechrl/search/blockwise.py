@@ -7,8 +7,9 @@ weighted by w ∈ `ORDERS`, and the circuit of highest f is taken. A block may s
 blocks know better; if all orders fail it is halved, after a success it is doubled again. When blocks have become small,
 exchanges follow.
 
-**Exchanges** (exchange.py) trade a few edges outside for more within. The search ends when no trade makes the circuit smaller, or when
-an exchange has cost more passes than the edges it removed are worth.
+**Exchanges** (exchange.py) trade a few edges outside for more within, or for a higher f. Where one has brought f back to what it was when
+blocks failed, and the circuit is still large, blocks come again. The search ends when no trade makes the circuit smaller, or when an
+exchange has cost more passes than the edges it removed are worth.
 
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
@@ -18,12 +19,13 @@ from __future__ import annotations
 import numpy as np
 
 from mechrl.attribution import ORDERS, integrated_mask_gradients, strength
-from mechrl.search.exchange import Trade, changed, exchange
+from mechrl.search.exchange import Trade, changed, exchange, size_of_groups
 from mechrl.search.problem import Problem, State
 
 LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
+AGAIN = 0.2  # part of the circuit that blocks begin with when they come again
 PASSES_PER_EDGE = 20  # what an exchange may cost for every edge that it removes, if another is to follow
 
 
@@ -85,7 +87,12 @@ def _exchange(problem: Problem, state: State) -> State:
         trade: Trade | None = end.value
     if trade is None:
         return _finished(state, "no exchange makes it smaller")
+    blocks_failed_at = state.extra.get("blocks_failed_at", state.faithfulness)
+    large = size_of_groups(int(trade.mask.sum())) > 1
+    if large and trade.f > state.faithfulness and trade.f >= blocks_failed_at:
+        return _moved(problem, state, trade.mask, trade.f, trade.cheap, AGAIN)
     following = _moved(problem, state, trade.mask, trade.f, trade.cheap, 0.0)
+    following.extra["blocks_failed_at"] = blocks_failed_at
     return following if trade.won * PASSES_PER_EDGE >= spent else _finished(following, "exchanges hardly make it smaller")
 
 
