@@ -27,7 +27,6 @@ import csv
 import gc
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -38,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, bring_together, claimed, judged, keep_to_share, read, share
+from rows import Row, append, bring_together, claimed, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -245,12 +244,9 @@ class Bench:
         return self.arguments.claims is None or claimed(self.arguments.claims, name)
 
     def add(self, rows: Iterable[Row]) -> None:
-        with open(self.path, "a") as file:
-            for row in rows:
-                self.rows[key(row)] = row
-                file.write(json.dumps(row, default=float) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        rows = list(rows)
+        self.rows |= {key(row): row for row in rows}
+        append(self.path, rows)
 
     @cached_property
     def shown(self) -> dict[str, Gated]:

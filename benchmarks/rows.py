@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ def read(path: Path) -> list[Row]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Onto the disk at once: what was measured is not lost."""
+    with open(path, "a") as file:
+        for row in rows:
+            file.write(json.dumps(row, default=float) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def judged(row: Row) -> float:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rows import bring_together, claimed, judged, keep_to_share, read, share
+from rows import append, bring_together, claimed, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -177,7 +176,7 @@ def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, 
         if known["status"] != "done":
             continue
         circuit = Circuit.load(folder / known["result"]["circuit"])
-        settings = {key: value for key, value in circuit.settings.items() if key not in ("k_used", "candidates", "note")}
+        settings = {field.name: circuit.settings[field.name] for field in fields(Settings) if field.name in circuit.settings}
         if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):
             yield cell, circuit, known["result"]["device"]
 
@@ -189,15 +188,8 @@ def take_over(arguments: argparse.Namespace) -> None:
     wanted = [cell for cell in cells([b.name for b in behaviours()]) if cell.key not in rows]
     for cell, circuit, device in found_in(arguments.found, wanted):
         row = {**about(cell), "model": circuit.model, "version": circuit.version, "device": device, **result(circuit)}
-        append(arguments.out / "rows.jsonl", row | areas(model, circuit))
+        append(arguments.out / "rows.jsonl", [row | areas(model, circuit)])
         print(f"{cell.behaviour} {cell.label}: {line(row)}", flush=True)
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    with open(path, "a") as file:
-        file.write(json.dumps(row, default=float) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def line(row: dict[str, Any]) -> str:
@@ -238,7 +230,7 @@ def measure(arguments: argparse.Namespace) -> None:
         except Interrupted:
             print(f"time is up within {cell.table} {cell.behaviour} {cell.label}, {len(todo) - i} cells to go")
             return
-        append(path, row)
+        append(path, [row])
         took = time.monotonic() - begin
         print(f"[{i + 1}/{len(todo)}, {took:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {line(row)}", flush=True)
 
@@ -282,9 +274,10 @@ def tables(rows: list[dict[str, Any]]) -> None:
     if searches:
         slowest = max(searches, key=lambda row: row["seconds"])
         evaluated = np.sum([v for k, v in slowest.items() if k.startswith("evaluated")])
+        circuits = f" ({evaluated:,.0f} circuits evaluated)" if evaluated else ""  # a row that was taken over does not say
         print(
-            f"\nSlowest ACDC over the whole graph: {slowest['behaviour']}, {slowest['seconds']:.0f} s for {slowest['passes']:,.0f} passes "
-            f"({evaluated:,.0f} circuits evaluated) on {slowest['device']}."
+            f"\nSlowest ACDC over the whole graph: {slowest['behaviour']}, {slowest['seconds']:.0f} s for {slowest['passes']:,.0f} passes"
+            f"{circuits} on {slowest['device']}."
         )
 
 

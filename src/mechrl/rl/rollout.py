@@ -331,10 +331,9 @@ def _aim_higher(
     these circuits is a choice too, for a higher aim may end larger than a lower one stepped back; and once it has ended no smaller than
     a circuit that is enough, still higher ones are not tried.
     """
-    deployment, tried, smallest = replace(choice.deployment, tau=choice.tau), [choice], np.inf
+    deployment, tried = replace(choice.deployment, tau=choice.tau), [choice]
     while choice.short > 0 and len(tried) < ATTEMPTS:
-        if choice.judged >= choice.tau:
-            smallest = min(smallest, choice.pruned(model).sum())
+        smallest = min((c.pruned(model).sum() for c in tried if c.judged >= c.tau), default=np.inf)
         if min(episode.masks[-1].sum() for episode in choice.episodes) >= smallest:
             break
         task, settings = aimed(choice.task, higher(choice.task.tau, choice.short), choice.settings, reward)
@@ -346,6 +345,11 @@ def _aim_higher(
     judged = np.array([c.judged for c in tried])
     size = np.array([c.pruned(model).sum() for c in tried])
     return replace(tried[choose(judged, size, choice.tau, deployment.rule)], passes=sum(c.passes for c in tried))
+
+
+def _f(engine: Engine, masks: list[np.ndarray], task: Task) -> np.ndarray:
+    """Of circuits over the task's candidates, on an engine's pairs."""
+    return engine.faithfulness(np.stack(masks), task.candidates).double().cpu().numpy()
 
 
 def _part_of_the_way(
@@ -361,16 +365,15 @@ def _part_of_the_way(
 
     def measure(which: np.ndarray, parts: np.ndarray) -> np.ndarray:
         masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][:n]) for w, n in zip(which, parts, strict=True)]
-        return validation.faithfulness(np.stack(masks), task.candidates).double().cpu().numpy()
+        return _f(validation, masks, task)
 
     parts, f = step_back(np.array([len(g) for g in gone], dtype=np.int64), np.full(len(back), -np.inf), tau, measure, enough_at=0)
     better = np.flatnonzero(f >= tau)
     if len(better):
         masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][: parts[w]]) for w in better]
-        own = task.engine.faithfulness(np.stack(masks), task.candidates).double().cpu().numpy()
-        for w, mask, on_own in zip(better, masks, own, strict=True):
+        for w, mask, own in zip(better, masks, _f(task.engine, masks, task), strict=True):
             j = back[w]
-            episodes[j] = episodes[j].ended(steps[j], mask, float(on_own), gone[w][: parts[w]])
+            episodes[j] = episodes[j].ended(steps[j], mask, float(own), gone[w][: parts[w]])
             steps[j], judged[j] = steps[j] + 1, f[w]
     return episodes, steps, judged
 
@@ -414,15 +417,14 @@ class _Choice:
             assert validation is not None
 
             def f_validation_of(which: np.ndarray, at: np.ndarray) -> np.ndarray:
-                masks = np.stack([episodes[j].masks[t] for j, t in zip(which, at, strict=True)])
-                return validation.faithfulness(masks, task.candidates).double().cpu().numpy()
+                return _f(validation, [episodes[j].masks[t] for j, t in zip(which, at, strict=True)], task)
 
             before = validation.passes
             judged = f_validation_of(np.arange(len(episodes)), steps)
             if deployment.rule == "smallest":
                 short = float(tau - judged.max())
-                ended = steps
                 if along:
+                    ended = steps
                     steps, judged = step_back(steps, judged, tau, f_validation_of)
                     chosen, steps, judged = _part_of_the_way(task, episodes, steps, ended, judged, tau, validation)
             passes = validation.passes - before
@@ -430,8 +432,10 @@ class _Choice:
         f = np.array([e.f[t] for e, t in zip(chosen, steps, strict=True)])
         judged = f if judged is None else judged
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
-        step, found = int(steps[i]), (float(f[i]), float(judged[i]), short, passes)
-        return _Choice(task, settings, deployment, tau, along, episodes, i, chosen[i], step, *found)
+        own, on_judges = float(f[i]), float(judged[i])
+        return _Choice(
+            task, settings, deployment, tau, along, episodes, i, chosen[i], int(steps[i]), own, on_judges, short, passes
+        )
 
     @property
     def f_validation(self) -> float | None:
