@@ -193,6 +193,12 @@ def reproduce_command(
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
     half: options.Half = False,
+    envs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Episodes side by side in training; a GPU is busy with 128. [default: the paper's 32]", show_default=False
+        ),
+    ] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
     ] = False,
@@ -207,7 +213,7 @@ def reproduce_command(
 
     - `mechrl reproduce --quick`
     - `mechrl reproduce --model gpt2 --out runs/gpt2`
-    - `mechrl reproduce --model smollm2 --jobs 6 --half --seconds 540 --out runs/smollm2`
+    - `mechrl reproduce --model smollm2 --jobs 6 --half --envs 128 --seconds 540 --out runs/smollm2`
     """
     from dataclasses import replace
 
@@ -220,7 +226,7 @@ def reproduce_command(
     if report_only and not (out / "cells").is_dir():
         raise MechRLError(f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out")
     plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
-    plan = replace(plan, budget=replace(plan.budget, half=half))
+    plan = replace(plan, budget=replace(plan.budget, half=half, envs=envs or plan.budget.envs))
     if behaviours is not None:
         plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
