@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechrl.engine import Engine
+from mechrl.engine.engine import fitting
 from mechrl.engine.plan import make_plan
 from mechrl.errors import MechRLError
 from mechrl.models import gpt2, llama, load_model
@@ -266,3 +267,23 @@ def test_starting_at_a_stage_changes_nothing(kind):
             assert torch.allclose(engine.kl(masks[:, upper], upper, prefix, stage), engine.kl(masks), atol=1e-12)
     with pytest.raises(MechRLError, match="before stage 2"):
         engine.kl(np.ones(graph.n_edges, bool), None, prefix, 2)
+
+
+def test_runs_that_do_not_fit_are_halved_and_stay_in_order():
+    """Every circuit once, in order, whatever fits; one that does not fit by itself is an error."""
+    for fits in range(1, 8):
+
+        def run(some: slice, fits: int = fits) -> list[int]:
+            if some.stop - some.start > fits:
+                raise torch.cuda.OutOfMemoryError
+            return list(range(some.start, some.stop))
+
+        found = list(fitting([slice(0, 7), slice(7, 20), slice(20, 21)], run))
+        assert [i for _, result in found for i in result] == list(range(21))
+        assert all(list(range(some.start, some.stop)) == result for some, result in found)
+
+    def nothing_fits(some: slice) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    with pytest.raises(MechRLError, match="fewer pairs"):
+        list(fitting([slice(0, 4)], nothing_fits))

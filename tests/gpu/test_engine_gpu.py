@@ -151,6 +151,25 @@ def test_circuits_of_many_behaviours_in_one_call(kind):
     assert [e.passes for e in many.engines] == [e.passes for e in expected.engines]
 
 
+def test_a_chunk_of_many_behaviours_that_does_not_fit_is_split(monkeypatch):
+    model, rng = tiny("gpt2", dtype=torch.float32).to("cuda"), np.random.default_rng(0)
+    batches, E = [tiny_pairs(4, 6, 1, prefix=1), tiny_pairs(5, 4, 3)], model.graph.n_edges
+    many = ManyEngines([Engine(model, pairs, tf32=False) for pairs in batches], [np.arange(E)] * 2)
+    which, masks = rng.integers(0, 2, 20), rng.random((20, E)) < 0.5
+    f, gains = many.faithfulness(which, masks), many.gains(which, masks)
+    for name in ("_chunk", "_gradient_chunk"):
+        run = getattr(many, name)
+
+        def short_of_memory(which, *more, run=run):
+            if len(which) > 3:
+                raise torch.cuda.OutOfMemoryError
+            return run(which, *more)
+
+        monkeypatch.setattr(many, name, short_of_memory)
+    assert np.allclose(many.faithfulness(which, masks), f, atol=1e-5)
+    assert np.allclose(many.gains(which, masks), gains, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     """As above; pairs that occur twice count twice; half-precision engines have MLPs of 11 bits, forth and back through three layers."""

@@ -10,10 +10,10 @@ What is not computed, and why the result is the same, is written in `plan.py` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -218,27 +218,16 @@ class Engine:
             if len(edge_set.edges) and self.graph.edge_stage[edge_set.edges[0]] < stage:
                 raise MechRLError(f"an edge is read before stage {stage}, where the prefix ends")
             given = _Given(prefix, self.graph.n_sources_before(stage))
-        results = []
+        before = None if given is None else given.prefix.lives[: given.n]
+
+        def run(chunk: slice) -> Tensor:
+            return self._outputs(make_plan(edge_set, array[chunk], given=before), reduce, given)
+
         with torch.no_grad(), self._precision():
-            for chunk in self._chunks(array):
-                results.append(self._evaluate_or_split(array[chunk], edge_set, reduce, given))
+            results = [result for _, result in fitting(self._chunks(array), run)]
         if not results:
             return reduce(self.cache.corrupt_logits[None])[:0]
         return torch.cat(results)
-
-    def _evaluate_or_split(
-        self, array: np.ndarray, edges: EdgeSet, reduce: Callable[[Tensor], Tensor], given: _Given | None
-    ) -> Tensor:
-        """A chunk that does not fit after all is halved."""
-        try:
-            plan = make_plan(edges, array, given=None if given is None else given.prefix.lives[: given.n])
-            return self._outputs(plan, reduce, given)
-        except torch.cuda.OutOfMemoryError:
-            if len(array) == 1:
-                raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
-        torch.cuda.empty_cache()
-        half = len(array) // 2
-        return torch.cat([self._evaluate_or_split(part, edges, reduce, given) for part in (array[:half], array[half:])])
 
     def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: _Given | None) -> Tensor:
         """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
@@ -432,6 +421,28 @@ def consecutive(need: np.ndarray, budget: float, most: int, alone: np.ndarray | 
         total += size
     if first < len(need):
         yield slice(first, len(need))
+
+
+Result = TypeVar("Result")
+
+
+def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator[tuple[slice, Result]]:
+    """Runs of circuits and their results. One that does not fit into memory after all is halved."""
+    for chunk in chunks:
+        todo = [chunk]
+        while todo:
+            some = todo.pop()
+            try:
+                result = run(some)
+            except torch.cuda.OutOfMemoryError:
+                if some.stop - some.start == 1:
+                    raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
+                middle = (some.start + some.stop) // 2
+                todo += [slice(middle, some.stop), slice(some.start, middle)]
+            else:
+                yield some, result
+                continue
+            torch.cuda.empty_cache()  # not above: an exception that is being handled holds on to what did not fit
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
-from mechrl.engine.engine import Engine, allowed_memory, consecutive
+from mechrl.engine.engine import Engine, allowed_memory, consecutive, fitting
 from mechrl.engine.fused import FusedRun, Ground, first_tokens
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import Plan, make_plan
@@ -63,7 +63,8 @@ class ManyEngines:
             return f
         array = self._over_all_edges(which, masks, passes=1)
         with torch.no_grad(), self.engines[0]._precision():
-            parts = [self._chunk(which[chunk], array[chunk]) for chunk in self._chunks(which, array)]
+            run = lambda some: self._chunk(which[some], array[some])  # noqa: E731
+            parts = [part for _, part in fitting(self._chunks(which, array), run)]
         f = torch.cat(parts).cpu().numpy() if parts else np.empty(0)
         if not np.isfinite(f).all():
             raise MechRLError("an activation is beyond the range of half precision; run this model without it")
@@ -111,9 +112,10 @@ class ManyEngines:
         need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
-            for chunk in consecutive(need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK):
-                c = circuit[chunk]
-                edge, gradient = self._gradient_chunk(which[c], array[c], weight[chunk])
+            run = lambda some: self._gradient_chunk(which[circuit[some]], array[circuit[some]], weight[some])  # noqa: E731
+            chunks = consecutive(need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK)
+            for some, (edge, gradient) in fitting(chunks, run):
+                c = circuit[some]
                 place, column = np.divmod(edge, array.shape[1])
                 places.append(c[place] * width + self._own_column[which[c[place]], column])
                 parts.append(gradient)

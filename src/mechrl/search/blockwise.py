@@ -8,8 +8,9 @@ blocks know better; if all orders fail it is halved, after a success it is doubl
 exchanges follow.
 
 **Exchanges** (exchange.py) trade a few edges outside for more within, or for a higher f. Where one has brought f back to what it was when
-blocks failed, and the circuit is still large, blocks come again. The search ends when no trade makes the circuit smaller, or when an
-exchange has cost more passes than the edges it removed are worth.
+blocks failed, and the circuit is still large, blocks come again. An exchange fails when no trade makes the circuit smaller, or when it
+has cost more passes than the edges it removed are worth. In a large circuit, whose edges are traded in groups, a failure is not the
+end: blocks are tried once more, then exchanges with groups half as large, down to single edges.
 
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
@@ -49,7 +50,7 @@ def _start(problem: Problem) -> State:
     dead = problem.candidates[~mask].tolist()
     if f < problem.tau:
         return State(mask, dead, f, {}, True, f"the candidate set itself has f = {f:.3f}, below tau = {problem.tau}")
-    return State(mask, dead, f, {"block": LARGEST_BLOCK}, False, "blocks")
+    return State(mask, dead, f, {"block": LARGEST_BLOCK, "finer": 0}, False, "blocks")
 
 
 def _cut_block(problem: Problem, state: State, steps: int) -> State:
@@ -74,10 +75,11 @@ def _exchange(problem: Problem, state: State) -> State:
     """Measures once, then trades additions for more removals."""
     engine, mask, spent = problem.engine, state.mask, 3
     if not mask.any():
-        return _finished(state, "no edge is left")
+        return _failed(problem, state, "no edge is left")
     gradient = engine.gradient(mask[None].astype(np.float64), problem.candidates).gradient[0]
     gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
-    trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks))
+    size = max(1, size_of_groups(int(mask.sum())) >> state.extra["finer"])
+    trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size)
     try:
         trials = next(trying)
         while True:
@@ -86,22 +88,32 @@ def _exchange(problem: Problem, state: State) -> State:
     except StopIteration as end:
         trade: Trade | None = end.value
     if trade is None:
-        return _finished(state, "no exchange makes it smaller")
+        return _failed(problem, state, "no exchange makes it smaller")
     blocks_failed_at = state.extra.get("blocks_failed_at", state.faithfulness)
     large = size_of_groups(int(trade.mask.sum())) > 1
     if large and trade.f > state.faithfulness and trade.f >= blocks_failed_at:
         return _moved(problem, state, trade.mask, trade.f, trade.cheap, AGAIN)
-    following = _moved(problem, state, trade.mask, trade.f, trade.cheap, 0.0)
-    following.extra["blocks_failed_at"] = blocks_failed_at
-    return following if trade.won * PASSES_PER_EDGE >= spent else _finished(following, "exchanges hardly make it smaller")
+    following = _moved(problem, state, trade.mask, trade.f, trade.cheap, 0.0, blocks_failed_at=blocks_failed_at)
+    if trade.won * PASSES_PER_EDGE >= spent:
+        return following
+    return _failed(problem, following, "exchanges hardly make it smaller")
 
 
-def _finished(state: State, why: str) -> State:
+def _failed(problem: Problem, state: State, why: str) -> State:
+    """After an exchange in groups groups are halved, and blocks come again if trades have changed the circuit since they failed; after
+    one of single edges it is the end."""
+    finer = state.extra["finer"]
+    if size_of_groups(int(state.mask.sum())) >> finer > 1:
+        block = AGAIN if "blocks_failed_at" in state.extra else 0.0
+        return _moved(problem, state, state.mask, state.faithfulness, np.flatnonzero(state.mask), block, finer=finer + 1)
     return State(state.mask, state.order, state.faithfulness, state.extra, True, f"{int(state.mask.sum())} edges; {why}")
 
 
-def _moved(problem: Problem, state: State, mask: np.ndarray, f: float, order: np.ndarray, block: float) -> State:
-    """The next state. Of the edges cut now, dead ones come first, then those of `order` as they stand in it."""
+def _moved(
+    problem: Problem, state: State, mask: np.ndarray, f: float, order: np.ndarray, block: float, **extra: float
+) -> State:
+    """The next state. Of the edges cut now, dead ones come first, then those of `order` as they stand in it. `extra` has, beside the next
+    block, how often groups were halved (`finer`) and, if trades followed since, the f at which blocks failed."""
     gone = state.mask & ~mask
     dead = gone.copy()
     dead[order] = False
@@ -109,7 +121,8 @@ def _moved(problem: Problem, state: State, mask: np.ndarray, f: float, order: np
     back = set(problem.candidates[mask & ~state.mask].tolist())
     earlier = [edge for edge in state.order if edge not in back]
     note = f"{'blocks' if block else 'exchanges'}: {int(mask.sum())} edges"
-    return State(mask, earlier + problem.candidates[removed].tolist(), f, {"block": block}, False, note)
+    known = {"block": block, "finer": state.extra["finer"], **extra}
+    return State(mask, earlier + problem.candidates[removed].tolist(), f, known, False, note)
 
 
 def _prune(problem: Problem, masks: np.ndarray) -> np.ndarray:

@@ -41,17 +41,20 @@ def size_of_groups(edges: int) -> int:
 Judging = Generator[np.ndarray, np.ndarray, Trade | None]  # yields circuits [C, n] bool and is sent their f [C]
 
 
-def exchange(mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Callable[[np.ndarray], np.ndarray]) -> Judging:
+def exchange(
+    mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Callable[[np.ndarray], np.ndarray], size: int | None = None
+) -> Judging:
     """Tries to make a circuit `mask` [n] of faithfulness f ≥ τ smaller; None if no trade does.
 
     gain: [n] −∂(KL / KL_cut)/∂M at the circuit, of edges inside and outside. prune: circuits [C, n] without their dead edges.
+    size: of groups, if not as `size_of_groups` has it.
     """
     alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask)
     if not len(alive):
         return None
     best = outside[np.argsort(-gain[outside], kind="stable")]
     part, at_least, at_most = GROUPS
-    size = size_of_groups(len(alive))
+    size = size or size_of_groups(len(alive))
     cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
     groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
     cost = f - (yield prune(np.stack([changed(mask, group) for group in groups])))
