@@ -1,4 +1,4 @@
-"""Every search on every behaviour that a model exhibits: one row a search, three tables.
+"""Every search on every behaviour that a model exhibits: one row a search, four tables.
 
     python benchmarks/search_smollm2.py OUT [--model smollm2] [--resume ROWS.jsonl] [--seconds S]      appends to OUT/rows.jsonl
     python benchmarks/search_smollm2.py OUT --found FOLDER          takes over what `mechrl reproduce --out FOLDER` has searched already
@@ -7,6 +7,7 @@
 discovery  the methods at f >= 0.9 on 20 discovery pairs; f on fresh test pairs beside it
 fresh      the methods at f >= 0.9 on fresh pairs, as judged by validation pairs; f on test pairs beside it
 pairs      f on test pairs against the number of discovery pairs
+seeds      blockwise search on other draws of 20 discovery pairs: how far its figures are those of the pairs
 
 Cells come in order of importance; those with a row are skipped, so it can be stopped at any time and run again. With --jobs several
 processes share the work (a GPU has room for many searches of 20 pairs): seconds are then those of a shared device.
@@ -33,6 +34,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.evaluate.benchmark_metrics import benchmark_metrics
+from mechrl.evaluate.spread import Spread
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.problem import Interrupted, State
@@ -51,6 +53,7 @@ SHARP = (  # their circuits have at most a few hundred edges; the others come la
 )
 WHOLE = ("gendered-pronoun", "greater-than", "ioi")  # ACDC over the whole graph
 N_PAIRS = (10, 20, 50, 100, 200)
+SEEDS = range(5)
 THRESHOLDS = (0.01, 0.003, 0.001)
 FRESH_PAIRS = 100  # discovery pairs of the second table
 
@@ -103,6 +106,7 @@ def cells(names: list[str]) -> list[Cell]:
             found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test")))
         found.append(Cell(4, "discovery", name, Settings("edge-pruning")))
         if name in GROWING:
+            found += [Cell(1, "seeds", name, Settings("blockwise", seed=seed)) for seed in SEEDS]
             for n in N_PAIRS:
                 for settings in (
                     Settings("blockwise"),
@@ -268,6 +272,15 @@ def tables(rows: list[dict[str, Any]]) -> None:
         fewer = sorted({(row["behaviour"], row["pairs"]) for row in rows if row["pairs"] < row["settings"]["pairs"]})
         for name, n in fewer:
             print(f"\n{name} has {n} discovery pairs in all.")
+    print("\n## Blockwise search on five draws of 20 discovery pairs (f ≥ 0.9 on these)\n")
+    print("| behaviour | draws | edges | passes | f test | edges of each |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name in dict.fromkeys(cell.behaviour for cell in wanted if cell.table == "seeds"):
+        some = [known[c.key] for c in wanted if (c.table, c.behaviour) == ("seeds", name) and "edges" in known.get(c.key, {})]
+        if some:
+            spreads = [Spread.of(row[key] for row in some) for key in ("edges_pruned", "passes", "f_test")]
+            texts = [spread.text(digits) for spread, digits in zip(spreads, (1, 0, 3), strict=True)]
+            print(f"| {name} | {len(some)} |", " | ".join(texts), "|", ", ".join(str(row["edges_pruned"]) for row in some), "|")
     missing = sum(cell.key not in known for cell in wanted)
     print(f"\n{len(wanted) - missing} of {len(wanted)} cells were run.")
     searches = [row for row in rows if row["table"] == "discovery" and row["settings"]["whole_graph"]]
