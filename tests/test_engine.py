@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mechrl.engine import Engine
 from mechrl.engine.engine import fitting
 from mechrl.engine.plan import make_plan
-from mechrl.errors import MechRLError
+from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.models import gpt2, llama, load_model
 from tests.slow import slow_circuit_logits
 from tests.tiny import KINDS, TinyPairs, hugging_face, tiny, tiny_pairs
@@ -285,5 +285,5 @@ def test_runs_that_do_not_fit_are_halved_and_stay_in_order():
     def nothing_fits(some: slice) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    with pytest.raises(MechRLError, match="fewer pairs"):
+    with pytest.raises(OutOfMemory, match="fewer pairs"):
         list(fitting([slice(0, 4)], nothing_fits))

@@ -3,3 +3,7 @@
 
 class MechRLError(Exception):
     """Bad input or an impossible request. The command line prints the message and nothing else."""
+
+
+class OutOfMemory(MechRLError):
+    """It does not fit into the device's memory beside what else is there: it may at another time."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mechrl.search.blockwise import blockwise
+from mechrl.search.blockwise import ROOM, blockwise
 from mechrl.search.problem import State
 from tests.planted import planted_chain, planted_parallel, planted_qkv
 from tests.search.problems import names, planted_problem, tiny_problem
@@ -51,6 +51,20 @@ def test_resuming_anywhere_equals_going_straight_and_both_are_deterministic():
     again = tiny_problem("gpt2", tau=0.8)
     assert blockwise(again).to_bytes() == end.to_bytes()
     assert again.passes == problem.passes
+
+
+def test_it_does_not_end_with_f_to_spend_while_trades_are_found(monkeypatch):
+    """However little an exchange has won: here none is ever worth its passes."""
+    monkeypatch.setattr("mechrl.search.blockwise.PASSES_PER_EDGE", 0)
+    spent = 0
+    for kind, tau in (("gpt2", 0.6), ("llama-gqa", 0.5)):
+        states: list[State] = []
+        end = blockwise(tiny_problem(kind, tau=tau, checkpoint=states.append))
+        assert "no exchange" in end.note or end.faithfulness - tau <= ROOM
+        exchanged = [state for before, state in pairwise(states) if not before.extra["block"]]
+        assert all(state.faithfulness - tau > ROOM for state in exchanged[:-1])
+        spent += len(exchanged) - 1
+    assert spent > 0
 
 
 def test_a_candidate_set_that_is_not_faithful_enough_is_said_so():

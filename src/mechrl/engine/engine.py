@@ -26,7 +26,7 @@ from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
 from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
-from mechrl.errors import MechRLError
+from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
 
@@ -436,7 +436,7 @@ def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator
                 result = run(some)
             except torch.cuda.OutOfMemoryError:
                 if some.stop - some.start == 1:
-                    raise MechRLError("one circuit does not fit into the device's memory: use fewer pairs") from None
+                    raise OutOfMemory("one circuit does not fit into the device's memory: use fewer pairs") from None
                 middle = (some.start + some.stop) // 2
                 todo += [slice(middle, some.stop), slice(some.start, middle)]
             else:

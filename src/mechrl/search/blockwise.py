@@ -9,8 +9,8 @@ exchanges follow.
 
 **Exchanges** (exchange.py) trade a few edges outside for more within, or for a higher f. Where one has brought f back to what it was when
 blocks failed, and the circuit is still large, blocks come again. An exchange fails when no trade makes the circuit smaller, or when it
-has cost more passes than the edges it removed are worth. In a large circuit, whose edges are traded in groups, a failure is not the
-end: blocks are tried once more, then exchanges with groups half as large, down to single edges.
+has cost more passes than the edges it removed are worth and has left f close to τ. In a large circuit, whose edges are traded in
+groups, a failure is not the end: blocks are tried once more, then exchanges with groups half as large, down to single edges.
 
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
@@ -27,6 +27,7 @@ LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
 AGAIN = 0.2  # part of the circuit that blocks begin with when they come again
+ROOM = 0.02  # of f above τ; with more an exchange is never the last, however little it has won: later ones can
 PASSES_PER_EDGE = 20  # what an exchange may cost for every edge that it removes, if another is to follow
 
 
@@ -94,7 +95,7 @@ def _exchange(problem: Problem, state: State) -> State:
     if large and trade.f > state.faithfulness and trade.f >= blocks_failed_at:
         return _moved(problem, state, trade.mask, trade.f, trade.cheap, AGAIN)
     following = _moved(problem, state, trade.mask, trade.f, trade.cheap, 0.0, blocks_failed_at=blocks_failed_at)
-    if trade.won * PASSES_PER_EDGE >= spent:
+    if trade.won * PASSES_PER_EDGE >= spent or trade.f - problem.tau > ROOM:
         return following
     return _failed(problem, following, "exchanges hardly make it smaller")
 
