@@ -60,6 +60,21 @@ def test_it_round_trips_exactly(tmp_path_factory, seed: int, shape: tuple[int, i
     assert path.with_name("again.json").read_bytes() == path.read_bytes()
 
 
+def test_a_compressed_file_is_the_same_circuit_or_refused_in_one_line(tmp_path: Path) -> None:
+    before, path = circuit(), tmp_path / "circuit.json.gz"
+    before.save(path)
+    whole = path.read_bytes()
+    before.save(tmp_path / "circuit.json")
+    assert Circuit.load(path).to_json() == before.to_json() and len(whole) < (tmp_path / "circuit.json").stat().st_size
+    before.save(path)
+    assert path.read_bytes() == whole  # not a word about when it was written
+    for broken in (whole[:-9], whole[:100], whole[:2], whole[:50] + b"?" * 20 + whole[70:]):
+        path.write_bytes(broken)
+        with pytest.raises(MechRLError, match="not valid JSON, or cut short") as caught:
+            Circuit.load(path)
+        assert "\n" not in str(caught.value)
+
+
 def test_sizes_raw_and_pruned() -> None:
     graph = Graph(1, 1, 1)
     mask = np.array([name in ("input->a0.h0<v>", "input->logits") for name in graph.edge_names])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from mechrl.graph import Graph
 from mechrl.models.base import Model
 
 FORMAT = 1
+_GZIP = b"\x1f\x8b"  # what a compressed file begins with
 # Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
 _MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
@@ -146,18 +149,22 @@ class Circuit:
         }
 
     def save(self, path: Path | str) -> None:
-        write_atomically(Path(path), _encode(self.to_json()))
+        """As JSON; compressed, if the name ends with .gz."""
+        path, content = Path(path), _encode(self.to_json())
+        write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
         path = Path(path)
         try:
-            known = json.loads(path.read_bytes())
+            content = path.read_bytes()
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
         except OSError as exc:
             raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
-        except (ValueError, RecursionError) as exc:
+        try:
+            known = json.loads(gzip.decompress(content) if content.startswith(_GZIP) else content)
+        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as exc:
             raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
         if not isinstance(known, dict) or "format" not in known:
             raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")

@@ -204,6 +204,6 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     (row,) = tables["table-3-transfer"]
     assert row["behaviour"] == "acronyms" and row["zero-shot: f"]["n"] == row["warm start: f"]["n"] == 1
     # every circuit in the tables can be looked at and judged again
-    for path in (tmp_path / "circuits").glob("*.json"):
+    for path in (tmp_path / "circuits").glob("*.json.gz"):
         Circuit.load(path)
-    assert len(list((tmp_path / "circuits").glob("*.json"))) == len([n for n in names if n.startswith("circuit-")])
+    assert len(list((tmp_path / "circuits").glob("*.json.gz"))) == len([n for n in names if n.startswith("circuit-")])

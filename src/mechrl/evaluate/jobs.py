@@ -224,7 +224,7 @@ def _circuit(
         circuit, extra = _by_policy(hands, cell, here, seed, method, deployment, policy)
     # scores and orders are large, and can be had again
     kept = replace(circuit, scores=None, order=())
-    path = hands.place.folder / "circuits" / f"{cell.name}.json"
+    path = hands.place.folder / "circuits" / f"{cell.name}.json.gz"
     kept.save(path)
     on_fresh = target == "test"
     judged = circuit.faithfulness_validation if on_fresh else circuit.faithfulness
