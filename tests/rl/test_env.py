@@ -14,7 +14,7 @@ from mechrl.attribution import NEGATIVE
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, TRADE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.features import features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
-from mechrl.search.exchange import Trade, exchange
+from mechrl.search.exchange import Trade, exchange, size_of_groups
 from tests.rl.tasks import small_task
 
 SETTINGS = RewardSettings(max_steps=12, tau_low=0.0)
@@ -292,6 +292,7 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
     running = np.ones(6, dtype=bool)
     for _ in range(40):
         mask, f, scores, spent, closed = env.mask.copy(), env.f.copy(), env.scores.copy(), env.passes.copy(), env.closed.copy()
+        finer = env.finer.copy()
         charged = sum(task.engine.passes for task in tasks)
         actions = random_actions(env, rng)
         trades = running & (rng.random(6) < 0.5) & ~closed[:, TRADE] & mask.any(1)
@@ -302,7 +303,8 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
         for i in np.flatnonzero(running & (actions.type == TRADE)):
             task = tasks[env.task[i]]
             n, passes = task.K, task.engine.passes
-            expected, cost = traded(task, mask[i, :n], float(f[i]))
+            size = max(1, size_of_groups(int(mask[i].sum())) >> int(finer[i]))
+            expected, cost = traded(task, mask[i, :n], float(f[i]), size)
             task.engine.passes = passes
             after = mask[i].copy()
             after[:n] = mask[i, :n] if expected is None else expected.mask
@@ -312,7 +314,8 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
             assert env.passes[i] - spent[i] == pytest.approx(cost + looks * 6 * task.engine.n_pairs / 20)
             sizes = settings.potential(np.array([f[i], env.f[i]]), np.array([mask[i].sum(), after.sum()]), n, task.tau)
             assert steps.reward[i] == pytest.approx(sizes[1] - sizes[0] - 0.01 * (env.passes[i] - spent[i]), abs=1e-5)
-            assert env.closed[i, TRADE] == (expected is None)  # a look opens other types again, not this one
+            # a look opens other types again, not this one; smaller groups do
+            assert env.closed[i, TRADE] == (expected is None and env.finer[i] == finer[i])
             if expected is None:  # measured one by one, up to 120 edges, no edge can go: the episode is over
                 assert steps.done[i] or mask[i].sum() > 120
                 seen["over"] += steps.done[i]
@@ -322,16 +325,47 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
                 seen["back"] += int(back.sum())
             seen.update(failed=int(expected is None), smaller=int(expected is not None))
         moved = running & (env.mask != mask).any(1)
-        assert not env.closed[moved, TRADE].any() and (env.closed[~moved, TRADE] >= closed[~moved, TRADE]).all()
+        same = ~moved & (env.finer == finer)
+        assert not env.closed[moved, TRADE].any() and (env.closed[same, TRADE] >= closed[same, TRADE]).all()
         running &= ~steps.done
     assert seen["failed"] and seen["over"] and seen["smaller"] > 4 and (not look_again or seen["back"])
 
 
-def traded(task: Task, mask: np.ndarray, f: float) -> tuple[Trade | None, float]:
+def test_where_edges_are_traded_in_groups_an_episode_ends_only_when_single_edges_fail(monkeypatch):
+    """As if circuits of any size were large. Groups are halved when no cut and no trade is open any more, and only then."""
+    monkeypatch.setattr("mechrl.rl.env.size_of_groups", lambda edges: 4)
+    settings = replace(SETTINGS, take_back=True, trades=True, look_again=0.7, max_steps=1000)
+    tasks = [small_task("gpt2", 150), small_task("llama-gqa", 120, 1)]
+    tasks = [replace(task, tau=task.ceiling - 0.05) for task in tasks]
+    rng = np.random.default_rng(1)
+    env = VectorEnv(tasks, 4, settings, rng)
+    running, later = np.ones(4, dtype=bool), 0
+    for _ in range(1000):
+        finer, mask = env.finer.copy(), env.mask.copy()
+        kind, edges, node = np.full(4, STOP), np.full((4, 30), -1), np.zeros(4, dtype=np.int64)
+        for i in np.flatnonzero(running):  # anything but stopping
+            alive, possible = np.flatnonzero(mask[i]), np.flatnonzero(~env.closed[i] & (mask[i].sum() >= NEEDS))
+            kind[i] = rng.choice(possible[possible != STOP])
+            edges[i, : BATCH_SIZES[kind[i]]] = rng.permutation(alive)[: BATCH_SIZES[kind[i]]]
+            node[i] = rng.choice(env.tasks[env.task[i]].features.parent[alive])
+        actions = Actions(kind, edges, node)
+        steps = env.step(actions, restart=False)
+        for i in np.flatnonzero(running & (env.finer > finer)):
+            assert env.finer[i] == finer[i] + 1 and (env.mask[i] == mask[i]).all() and not steps.done[i]
+            assert (env.closed[i] | (env.mask[i].sum() < np.array(NEEDS)))[1:TRADE].all()
+            assert not env.closed[i, TRADE] and env.looked[i] == env.mask[i].sum()
+            later += 1
+        running &= ~steps.done
+        if not running.any():
+            break
+    assert not running.any() and later and (env.finer[env.mask.any(1)] == 2).all()  # 4 >> 2 is 1
+
+
+def traded(task: Task, mask: np.ndarray, f: float, size: int) -> tuple[Trade | None, float]:
     """One exchange and its passes."""
     engine, before = task.engine, task.engine.passes
     gain = -engine.gradient(mask[None].astype(np.float64), task.candidates).gradient[0].double().numpy() / engine.kl_cut
-    trying = exchange(mask, f, task.tau, gain, lambda masks: engine.graph.prune(masks, task.candidates))
+    trying = exchange(mask, f, task.tau, gain, lambda masks: engine.graph.prune(masks, task.candidates), size)
     masks = next(trying)
     while True:
         try:

@@ -63,8 +63,8 @@ class ManyEngines:
             return f
         array = self._over_all_edges(which, masks, passes=1)
         with torch.no_grad(), self.engines[0]._precision():
-            run = lambda some: self._chunk(which[some], array[some])  # noqa: E731
-            parts = [part for _, part in fitting(self._chunks(which, array), run)]
+            found = fitting(self._chunks(which, array), lambda some: self._chunk(which[some], array[some]))
+            parts = [part for _, part in found]
         f = torch.cat(parts).cpu().numpy() if parts else np.empty(0)
         if not np.isfinite(f).all():
             raise MechRLError("an activation is beyond the range of half precision; run this model without it")
@@ -112,8 +112,11 @@ class ManyEngines:
         need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
-            run = lambda some: self._gradient_chunk(which[circuit[some]], array[circuit[some]], weight[some])  # noqa: E731
             chunks = consecutive(need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK)
+
+            def run(some: slice) -> tuple[np.ndarray, Tensor]:
+                return self._gradient_chunk(which[circuit[some]], array[circuit[some]], weight[some])
+
             for some, (edge, gradient) in fitting(chunks, run):
                 c = circuit[some]
                 place, column = np.divmod(edge, array.shape[1])

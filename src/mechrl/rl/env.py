@@ -156,6 +156,7 @@ class VectorEnv:
         self.looked = np.zeros(n, dtype=np.int64)  # edges at the last look
         self.closed = np.zeros((n, len(ACTION_TYPES)), dtype=bool)  # types of cuts that were taken back since then
         self.step_count = np.zeros(n, dtype=np.int64)
+        self.finer = np.zeros(n, dtype=np.int64)  # times that the groups of edges that are traded together were halved
         self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
         self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
         self._K = np.array([task.K for task in tasks])
@@ -179,7 +180,7 @@ class VectorEnv:
         self.mask[i] = np.arange(self.width) < self._K[task]
         self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, self._never
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
-        self.step_count[i] = 0
+        self.step_count[i], self.finer[i] = 0, 0
         if self.settings.look_again:
             self.scores[i], self.looked[i] = self._first_look[task], self._K[task]
 
@@ -229,7 +230,12 @@ class VectorEnv:
         edges = self.mask.sum(1)
         # stopping is always possible, and no cut any more
         stuck = settings.take_back & (self.closed | (edges[:, None] < NEEDS))[:, 1:].all(1)
-        done |= stuck & (edges == self.looked if settings.look_again else True)
+        ended = ~done & stuck & (edges == self.looked if settings.look_again else True)
+        for i in np.flatnonzero(ended & settings.trades):
+            if self._group(int(i)) > 1:  # not the end: edges can still be traded in smaller groups
+                self.finer[i] += 1
+                self.closed[i, TRADE] = ended[i] = stuck[i] = False
+        done |= ended
         self._look(~done & (stuck | (edges <= settings.look_again * self.looked)) & (edges > 0), edges)
         reward -= settings.pass_cost * (self.passes - paid)
         if restart:
@@ -253,6 +259,10 @@ class VectorEnv:
             self.mask[i, places] = False
         return wasted
 
+    def _group(self, i: int) -> int:
+        """Edges that environment i trades together."""
+        return max(1, size_of_groups(int(self.mask[i].sum())) >> int(self.finer[i]))
+
     def _trade(self, which: np.ndarray) -> dict[int, Trade | None]:
         """One exchange in each of the environments `which`, side by side: what all of them want judged is one engine call. An edge that
         comes back has the score by which it was chosen."""
@@ -274,7 +284,7 @@ class VectorEnv:
         for i, of in zip(which.tolist(), gain, strict=True):
             task = self.tasks[self.task[i]]
             prune = partial(task.engine.graph.prune, edges=task.candidates)
-            trying[i] = exchange(self.mask[i, : task.K].copy(), float(self.f[i]), task.tau, of[: task.K], prune)
+            trying[i] = exchange(self.mask[i, : task.K].copy(), float(self.f[i]), task.tau, of[: task.K], prune, self._group(i))
             ask(i, None)
         while asked:
             owner = np.repeat(list(asked), [len(masks) for masks in asked.values()])

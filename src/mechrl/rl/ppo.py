@@ -34,7 +34,7 @@ from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
-_ENV = ("task", "mask", "f", "change", "best", "step_count", "episode", "scores", "looked", "closed")  # an environment's state
+_ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # its state
 
 
 @dataclass(frozen=True)
