@@ -153,6 +153,15 @@ def test_resume_equals_a_straight_run(tmp_path, reward):
         trainer(replace(SMALL, gamma=0.5), reward=reward).load(tmp_path / "run.safetensors")
 
 
+def test_a_checkpoint_without_all_of_the_environment_is_refused(tmp_path, monkeypatch):
+    """As an older version wrote it."""
+    monkeypatch.setattr("mechrl.rl.ppo._ENV", ("task", "mask"))
+    trainer().save(tmp_path / "run.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(MechRLError, match="older version"):
+        trainer().load(tmp_path / "run.safetensors")
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """From a checkpoint that one process wrote to one that two wrote, which one can read."""

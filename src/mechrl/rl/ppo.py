@@ -34,7 +34,7 @@ from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
 
-_ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # its state
+_ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # the environment's state
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,8 @@ class Trainer:
         for key, value in ours.items():
             if facts[key] != value:
                 raise MechRLError(f"{path}: was written with other settings ({key}); resume with the same, or start anew")
+        if any(f"env.{name}" not in tensors for name in _ENV):
+            raise MechRLError(f"{path}: was written by an older version of MechRL; start anew")
         self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
         for i, p in enumerate(self.parameters):
             moments = {k.split(".")[2]: v for k, v in tensors.items() if k.startswith(f"adam.{i}.")}
