@@ -193,12 +193,7 @@ def reproduce_command(
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
     half: options.Half = False,
-    envs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Episodes side by side in training; a GPU is busy with 128. [default: the paper's 32]", show_default=False
-        ),
-    ] = None,
+    envs: options.Envs = 32,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
     ] = False,
@@ -226,7 +221,7 @@ def reproduce_command(
     if report_only and not (out / "cells").is_dir():
         raise MechRLError(f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out")
     plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
-    plan = replace(plan, budget=replace(plan.budget, half=half, envs=envs or plan.budget.envs))
+    plan = replace(plan, budget=replace(plan.budget, half=half, envs=plan.budget.envs if quick else envs))
     if behaviours is not None:
         plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
