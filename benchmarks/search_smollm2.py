@@ -278,10 +278,12 @@ def tables(rows: list[dict[str, Any]]) -> None:
         fewer = sorted({(row["behaviour"], row["pairs"]) for row in rows if row["pairs"] < row["settings"]["pairs"]})
         for name, n in fewer:
             print(f"\n{name} has {n} discovery pairs in all.")
-    print("\n## Blockwise search on five draws of 20 discovery pairs (f ≥ 0.9 on these)\n")
-    print("| behaviour | draws | edges | passes | f test | edges of each |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name in dict.fromkeys(cell.behaviour for cell in wanted if cell.table == "seeds"):
+    names = list(dict.fromkeys(cell.behaviour for cell in wanted if cell.table == "seeds"))
+    if names:
+        print("\n## Blockwise search on five draws of 20 discovery pairs (f ≥ 0.9 on these)\n")
+        print("| behaviour | draws | edges | passes | f test | edges of each |")
+        print("| --- | --- | --- | --- | --- | --- |")
+    for name in names:
         some = [known[c.key] for c in wanted if (c.table, c.behaviour) == ("seeds", name) and "edges" in known.get(c.key, {})]
         if some:
             spreads = [Spread.of(row[key] for row in some) for key in ("edges_pruned", "passes", "f_test")]

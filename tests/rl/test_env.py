@@ -303,7 +303,7 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
         for i in np.flatnonzero(running & (actions.type == TRADE)):
             task = tasks[env.task[i]]
             n, passes = task.K, task.engine.passes
-            size = max(1, size_of_groups(int(mask[i].sum())) >> int(finer[i]))
+            size = size_of_groups(int(mask[i].sum()), int(finer[i]))
             expected, cost = traded(task, mask[i, :n], float(f[i]), size)
             task.engine.passes = passes
             after = mask[i].copy()
@@ -333,7 +333,7 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
 
 def test_where_edges_are_traded_in_groups_an_episode_ends_only_when_single_edges_fail(monkeypatch):
     """As if circuits of any size were large. Groups are halved when no cut and no trade is open any more, and only then."""
-    monkeypatch.setattr("mechrl.rl.env.size_of_groups", lambda edges: 4)
+    monkeypatch.setattr("mechrl.rl.env.size_of_groups", lambda edges, finer=0: 4 >> finer)
     settings = replace(SETTINGS, take_back=True, trades=True, look_again=0.7, max_steps=1000)
     tasks = [small_task("gpt2", 150), small_task("llama-gqa", 120, 1)]
     tasks = [replace(task, tau=task.ceiling - 0.05) for task in tasks]

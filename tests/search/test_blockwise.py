@@ -93,7 +93,7 @@ def test_blocks_come_again_where_exchanges_have_raised_f_or_failed(monkeypatch):
         blocks = [state.extra.get("block", 0.0) > 0 for state in small]
         assert blocks == sorted(blocks, reverse=True)
         with monkeypatch.context() as patch:
-            patch.setattr("mechrl.search.blockwise.size_of_groups", lambda edges: 2)  # as if it were large
+            patch.setattr("mechrl.search.blockwise.size_of_groups", lambda edges, finer=0: 2 >> finer)  # as if it were large
             states: list[State] = []
             end = blockwise(tiny_problem(kind, tau=tau, checkpoint=states.append))
             failed_at = None  # f when the last block had been cut

@@ -261,7 +261,7 @@ class VectorEnv:
 
     def _group(self, i: int) -> int:
         """Edges that environment i trades together."""
-        return max(1, size_of_groups(int(self.mask[i].sum())) >> int(self.finer[i]))
+        return size_of_groups(int(self.mask[i].sum()), int(self.finer[i]))
 
     def _trade(self, which: np.ndarray) -> dict[int, Trade | None]:
         """One exchange in each of the environments `which`, side by side: what all of them want judged is one engine call. An edge that

@@ -79,7 +79,7 @@ def _exchange(problem: Problem, state: State) -> State:
         return _failed(problem, state, "no edge is left")
     gradient = engine.gradient(mask[None].astype(np.float64), problem.candidates).gradient[0]
     gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
-    size = max(1, size_of_groups(int(mask.sum())) >> state.extra["finer"])
+    size = size_of_groups(int(mask.sum()), state.extra["finer"])
     trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size)
     try:
         trials = next(trying)
@@ -104,7 +104,7 @@ def _failed(problem: Problem, state: State, why: str) -> State:
     """After an exchange in groups groups are halved, and blocks come again if trades have changed the circuit since they failed; after
     one of single edges it is the end."""
     finer = state.extra["finer"]
-    if size_of_groups(int(state.mask.sum())) >> finer > 1:
+    if size_of_groups(int(state.mask.sum()), finer) > 1:
         block = AGAIN if "blocks_failed_at" in state.extra else 0.0
         return _moved(problem, state, state.mask, state.faithfulness, np.flatnonzero(state.mask), block, finer=finer + 1)
     return State(state.mask, state.order, state.faithfulness, state.extra, True, f"{int(state.mask.sum())} edges; {why}")

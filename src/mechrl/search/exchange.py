@@ -33,28 +33,27 @@ class Trade:
     won: float  # edges fewer, and as many as f could pay for that rose, at the mean cost
 
 
-def size_of_groups(edges: int) -> int:
-    """Of edges measured together, in a circuit of so many."""
-    return max(1, round(edges * GROUP))
+def size_of_groups(edges: int, finer: int = 0) -> int:
+    """Of edges measured together, in a circuit of so many, after groups were halved `finer` times."""
+    return max(1, round(edges * GROUP) >> finer)
 
 
 Judging = Generator[np.ndarray, np.ndarray, Trade | None]  # yields circuits [C, n] bool and is sent their f [C]
 
 
 def exchange(
-    mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Callable[[np.ndarray], np.ndarray], size: int | None = None
+    mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Callable[[np.ndarray], np.ndarray], size: int
 ) -> Judging:
     """Tries to make a circuit `mask` [n] of faithfulness f ≥ τ smaller; None if no trade does.
 
     gain: [n] −∂(KL / KL_cut)/∂M at the circuit, of edges inside and outside. prune: circuits [C, n] without their dead edges.
-    size: of groups, if not as `size_of_groups` has it.
+    size: of groups.
     """
     alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask)
     if not len(alive):
         return None
     best = outside[np.argsort(-gain[outside], kind="stable")]
     part, at_least, at_most = GROUPS
-    size = size or size_of_groups(len(alive))
     cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
     groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
     cost = f - (yield prune(np.stack([changed(mask, group) for group in groups])))
