@@ -135,6 +135,23 @@ def test_a_chunk_that_does_not_fit_is_split(monkeypatch):
     assert torch.allclose(engine.kl(masks), expected, atol=1e-5)
 
 
+def test_a_chunk_of_gradients_that_does_not_fit_is_split(monkeypatch):
+    pairs, model = tiny_pairs(), tiny("gpt2", dtype=torch.float32).to("cuda")
+    weights = np.random.default_rng(0).random((16, model.graph.n_edges))
+    engine = Engine(model, pairs)
+    expected = engine.gradient(weights)
+    make = engine._gradient_run
+
+    def short_of_memory(edge_set, n_circuits):
+        if n_circuits > 3:
+            raise torch.cuda.OutOfMemoryError
+        return make(edge_set, n_circuits)
+
+    monkeypatch.setattr(engine, "_gradient_run", short_of_memory)
+    found = engine.gradient(weights)
+    assert torch.allclose(found.gradient, expected.gradient, atol=1e-5) and torch.allclose(found.value, expected.value, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_circuits_of_many_behaviours_in_one_call(kind):
     """Batches of different lengths, sizes and raggedness; candidate sets of different sizes; several chunks."""

@@ -115,6 +115,22 @@ def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, types):
             )
 
 
+@pytest.mark.parametrize("edges", [1, 500])
+def test_states_with_tables_of_their_own_act_in_parts_as_all_together(tasks, edges, monkeypatch):
+    policy, tables = random_policy(1), tables_of(tasks)
+    states = random_states(tables, 30, 5, density=0.5, looks=True)
+    whole, value = policy.act(tables, states, greedy=True), policy.value(tables, states)
+    monkeypatch.setattr("mechrl.rl.policy._EDGES_AT_ONCE", edges)
+    parts = [len(part) for part in states.parts()]
+    assert sum(parts) == 30 and max(parts) * states.mask.shape[1] <= max(edges, states.mask.shape[1])
+    part = policy.act(tables, states, greedy=True)
+    assert (part.actions.type == whole.actions.type).all() and (part.actions.edges == whole.actions.edges).all()
+    assert torch.allclose(part.log_prob, whole.log_prob) and torch.allclose(part.value, whole.value)
+    assert torch.allclose(policy.value(tables, states), value)
+    drawn = policy.act(tables, states, torch.Generator().manual_seed(0))
+    assert torch.allclose(replay(policy, tables, states, drawn).log_prob, drawn.log_prob, atol=1e-12)
+
+
 @pytest.mark.parametrize("looks", [False, True])
 def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks, looks):
     """The loop that a GPU runs, in which rows that are done look on, against the one that leaves them out."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mechrl.errors import MechRLError
+from mechrl.rl import policy
 from mechrl.rl.env import Actions, RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Rollout, Trainer, gae, whiten
@@ -97,13 +98,15 @@ def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[to
     return torch.cat(flat), [x.item() for x in (policy, value, now.entropy.mean(), kl, clipped)]
 
 
+@pytest.mark.parametrize("edges", [2**18, 50, 1], ids=["all at once", "in parts", "one by one"])
 @pytest.mark.parametrize("reward", [REWARD, LOOKS_AGAIN], ids=["papers", "looks again"])
 @pytest.mark.parametrize("size", [1, 5, 32])
-def test_one_backward_pass_gives_every_behaviours_gradient(size, reward):
+def test_one_backward_pass_gives_every_behaviours_gradient(size, reward, edges, monkeypatch):
+    monkeypatch.setattr(policy, "_EDGES_AT_ONCE", edges)
     run = trainer(reward=reward)
     rollout = in_double(run)
     rows = np.random.default_rng(0).permutation(32)[:size]
-    gradients, scalars = run._gradients(rollout, run._layout(rollout, rows))
+    gradients, scalars = run._gradients(rollout, run._layouts(rollout, rows))
     for t in range(2):
         mine = rows[rollout.task[rows] == t]
         expected = naive_gradient(run, rollout, mine)[0] * len(mine) / size if len(mine) else torch.zeros_like(gradients[t])

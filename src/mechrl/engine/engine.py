@@ -269,14 +269,14 @@ class Engine:
         device, inputs = self.model.device, self.cache.input_difference
         whole = np.ones((1, values.shape[1]), dtype=bool)
         need = np.repeat(self.cache.n_tokens * gradient_bytes(self.model.spec, edge_set.edges, whole), len(values))
-        parts = []
-        against = None
-        for chunk in consecutive(need, self._budget(), 1 if against_full else _CIRCUITS_PER_CHUNK):
+        against: Tensor | None = None
+
+        def of_chunk(chunk: slice) -> tuple[Tensor, Tensor]:
+            nonlocal against
             some = values[chunk]
             run = self._gradient_run(edge_set, len(some))
             if not run.plan.n_outputs:
-                parts.append(self._no_gradient(some, objective))
-                continue
+                return self._no_gradient(some, objective)
             weight = torch.from_numpy(some.reshape(-1)[run.edge].astype(np.float32))
             with torch.no_grad():
                 if against_full and against is None:  # the rows of the whole model
@@ -287,12 +287,15 @@ class Engine:
                 value, grad_final = self._objective(final, objective)
                 of_edges = run.backward(grad_final.flatten(0, 1), against)
             gradient = of_edges.new_zeros(some.size).index_copy_(0, run.edge_there, of_edges)
-            parts.append((value[run.output], gradient.view(some.shape)))
-        return parts
+            return value[run.output], gradient.view(some.shape)
+
+        chunks = consecutive(need, self._budget(), 1 if against_full else _CIRCUITS_PER_CHUNK)
+        return [result for _, result in fitting(chunks, of_chunk)]
 
     def _gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
         """Methods that follow the gradient ask for the same edges again and again: the last plan is kept, on the device."""
         if self._last_run is None or self._last_run[0] is not edge_set or self._last_run[1].plan.n_circuits != n_circuits:
+            self._last_run = None  # let go of the old one first
             plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
             self._last_run = edge_set, FusedGradient(self.ground(), plan)
         return self._last_run[1]

@@ -13,7 +13,8 @@ Memory: an edge is alive or dead, a component has 0 … degree edges left, and n
 embeddings per behaviour, with 2K rows for edges and K + M for components, and a state is a choice of rows. What must be computed for
 every state and edge is in `kernels.py`.
 
-After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead.
+After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead, and only
+so many states are taken at once as `at_once` says.
 
 Gradients per behaviour: all weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. The gradient
 with respect to the copies is what PCGrad needs, from one forward and one backward pass.
@@ -38,6 +39,7 @@ from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAP
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
+_EDGES_AT_ONCE = 2**18  # of states that have tables of their own: 128 states of two thousand candidates; a gradient then takes 3 GiB
 
 Weights = dict[str, Tensor]  # the policy's parameters with a leading axis, one copy per group
 
@@ -192,6 +194,11 @@ class States:
     def cat(many: list[States]) -> States:
         parts = zip(*(states._parts() for states in many), strict=True)
         return States(*(None if xs[0] is None else torch.cat(xs) for xs in parts))  # type: ignore[arg-type]
+
+    def parts(self) -> list[States]:
+        """That are to be taken one after the other: all together, unless every state has tables of its own."""
+        n = len(self) if self.looks is None else at_once(*self.mask.shape)
+        return [self[i : i + n] for i in range(0, len(self), n)]
 
     def own_tables(self, tables: Tables) -> tuple[Tables, States]:
         """The tables as these states see them: their behaviours', or after a look one for each state."""
@@ -358,17 +365,23 @@ class Policy(nn.Module):
     @torch.no_grad()
     def act(self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
         """Draws an action for every state; `greedy` takes the likeliest type and picks instead."""
+        some = [self._act_together(tables, part, generator, greedy) for part in states.parts()]
+        decided, log_prob, value = (torch.cat(parts) for parts in zip(*some, strict=True))
+        host = decided.cpu().numpy()
+        return Choice(Actions(host[:, 0], host[:, 2:], host[:, 1]), log_prob, value)
+
+    def _act_together(
+        self, tables: Tables, states: States, generator: torch.Generator | None, greedy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_act`."""
         if kernels.available(tables.edges):
             key = (len(states), tables.edges.data_ptr(), *(p.data_ptr() for p in self.parameters()))
             if key not in self._graphs:
                 while len(self._graphs) >= _GRAPHS:
                     del self._graphs[next(iter(self._graphs))]
                 self._graphs[key] = _ActGraph(self, tables, states)
-            decided, log_prob, value = self._graphs[key](states, generator, greedy)
-        else:
-            decided, log_prob, value = self._act(tables, states, _Noise(generator, greedy))
-        host = decided.cpu().numpy()
-        return Choice(Actions(host[:, 0], host[:, 2:], host[:, 1]), log_prob, value)
+            return self._graphs[key](states, generator, greedy)
+        return self._act(tables, states, _Noise(generator, greedy))
 
     def _act(self, tables: Tables, states: States, noise: _Noise) -> tuple[Tensor, Tensor, Tensor]:
         """[n, 32] type, node and picks; log-probabilities; values. With `noise.recorded` there is no word between host and device: the loop
@@ -412,6 +425,9 @@ class Policy(nn.Module):
     @torch.no_grad()
     def value(self, tables: Tables, states: States) -> Tensor:
         """[n]"""
+        return torch.cat([self._value(tables, part) for part in states.parts()])
+
+    def _value(self, tables: Tables, states: States) -> Tensor:
         tables, states = states.own_tables(tables)
         trunk = _Trunk(self.weights(len(tables.edges)), tables)
         node_rows = tables.node_rows(states.task, tables.alive_of_node(states.task, states.mask))
@@ -453,6 +469,14 @@ class Policy(nn.Module):
         policy = cls(PolicyConfig(**json.loads((folder / "config.json").read_text())))
         policy.load_state_dict(load_file(folder / "model.safetensors"))
         return policy.to(device)
+
+
+def at_once(states: int, edges: int) -> int:
+    """Of states of so many candidate edges, each with tables of its own: how many are taken together, in as few and as equal parts as
+    memory allows."""
+    most = max(1, _EDGES_AT_ONCE // edges)
+    parts = -(-states // most)
+    return -(-states // max(parts, 1))
 
 
 def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:
@@ -623,7 +647,7 @@ class _ActGraph:
             self.noise.exponential_(generator=generator).log_().neg_()
         self.graph.replay()
         decided, log_prob, value = self.result
-        return decided, log_prob.clone(), value.clone()
+        return decided.clone(), log_prob.clone(), value.clone()
 
 
 @lru_cache

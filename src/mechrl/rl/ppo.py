@@ -32,7 +32,7 @@ from torch import Tensor
 from mechrl.errors import MechRLError
 from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
-from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, replay
+from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, at_once, replay
 
 _ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # the environment's state
 
@@ -247,11 +247,11 @@ class Trainer:
         batches: list[np.ndarray] = []
         for _ in range(config.epochs):
             batches += np.split(self.rng.permutation(len(rollout.kind)), config.minibatches)
-        layouts = [self._layout(rollout, rows) for rows in batches]
+        layouts = [self._layouts(rollout, rows) for rows in batches]
         order = torch.from_numpy(np.stack([orders(T, self.rng) for _ in batches])).to(self.device)
         sums = torch.zeros(6, device=self.device)
-        for i, layout in enumerate(layouts):
-            gradients, scalars = self._gradients(rollout, layout)
+        for i, parts in enumerate(layouts):
+            gradients, scalars = self._gradients(rollout, parts)
             gradient = pcgrad(gradients, order[i]) if config.deconflict and T > 1 else gradients.sum(0)
             norm = gradient.norm()
             gradient = gradient * (config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -262,8 +262,15 @@ class Trainer:
         names = ("policy", "value", "entropy", "kl", "clipped", "gradient_norm")
         return {f"loss/{key}": number for key, number in zip(names, sums.tolist(), strict=True)} | {"learning_rate": rate}
 
-    def _gradients(self, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _gradients(self, rollout: Rollout, parts: list[Layout]) -> tuple[Tensor, Tensor]:
         """[T, P] one gradient per behaviour, weighted by its share of the minibatch, and the means of what is reported [5]."""
+        n = sum(len(layout.place) for layout in parts)
+        found = [[x * (len(layout.place) / n) for x in self._part_gradients(rollout, layout)] for layout in parts]
+        gradients, scalars = (sum(xs[1:], start=xs[0]) for xs in zip(*found, strict=True))
+        return gradients, scalars
+
+    def _part_gradients(self, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
+        """As if the minibatch were this part."""
         states, tables = rollout.record.states, self.tables
         if states.looks is not None:
             rows = layout.row[:, 0]
@@ -278,13 +285,16 @@ class Trainer:
             flat = flat.new_zeros(len(self.tasks), flat.shape[1]).index_add_(0, states.task[rows], flat)
         return flat, scalars
 
-    def _layout(self, rollout: Rollout, rows: np.ndarray) -> Layout:
-        """By behaviour; after a look every sample is a group of its own, since its tables are."""
+    def _layouts(self, rollout: Rollout, rows: np.ndarray) -> list[Layout]:
+        """By behaviour; after a look every sample is a group of its own, since its tables are, and not all may fit at once."""
         if rollout.record.states.looks is None:
-            return Layout.of(rollout.task, rollout.kind, rows, len(self.tasks), self.device)
-        group = np.zeros_like(rollout.task)
-        group[rows] = np.arange(len(rows))
-        return Layout.of(group, rollout.kind, rows, len(rows), self.device)
+            return [Layout.of(rollout.task, rollout.kind, rows, len(self.tasks), self.device)]
+        n, found = at_once(len(rows), rollout.record.states.mask.shape[1]), []
+        for part in (rows[i : i + n] for i in range(0, len(rows), n)):
+            group = np.zeros_like(rollout.task)
+            group[part] = np.arange(len(part))
+            found.append(Layout.of(group, rollout.kind, part, len(part), self.device))
+        return found
 
     def _loss(self, weights: Weights, tables: Tables, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
         config = self.config
