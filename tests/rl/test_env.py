@@ -361,6 +361,42 @@ def test_where_edges_are_traded_in_groups_an_episode_ends_only_when_single_edges
     assert not running.any() and later and (env.finer[env.mask.any(1)] == 2).all()  # 4 >> 2 is 1
 
 
+@pytest.mark.parametrize("worth", [0.0, 0.5, 1e9])
+def test_out_of_steps_an_episode_goes_on_where_its_last_steps_were_worth_their_passes(worth, monkeypatch):
+    """Its step count begins anew, and nothing else changes: edges that went, and passes paid for them, are counted from there on."""
+    monkeypatch.setattr("mechrl.rl.env.PASSES_PER_EDGE", worth)
+    settings = replace(SETTINGS, take_back=True, look_again=0.7, max_steps=5)
+    task = small_task("gpt2", 150)
+    task = replace(task, tau=task.ceiling - 0.3)
+    both = ((settings, True), (replace(settings, max_steps=1000), False))
+    envs = [VectorEnv([task], 6, of, np.random.default_rng(0), go_on=more) for of, more in both]
+    rng, running = np.random.default_rng(3), np.ones(6, dtype=bool)
+    since = np.column_stack([envs[0].mask.sum(1), envs[0].passes])
+    went_on = ended = 0
+    for step in range(1, 200):
+        kind, edges, node = np.full(6, STOP), np.full((6, 30), -1), np.zeros(6, dtype=np.int64)
+        for i in np.flatnonzero(running):
+            alive = np.flatnonzero(envs[0].mask[i])
+            possible = np.flatnonzero(~envs[0].closed[i] & (len(alive) >= np.array(NEEDS)))
+            kind[i] = rng.choice(possible[possible != STOP])
+            edges[i, : BATCH_SIZES[kind[i]]] = rng.permutation(alive)[: BATCH_SIZES[kind[i]]]
+            node[i] = rng.choice(task.features.parent[alive])
+        ours, endless = (env.step(Actions(kind, edges.copy(), node.copy()), restart=False) for env in envs)
+        assert (envs[0].mask == envs[1].mask).all() and (ours.f == endless.f).all()
+        now = np.column_stack([envs[0].mask.sum(1), envs[0].passes])
+        for i in np.flatnonzero(running & (step % 5 == 0)):
+            went, paid = (since[i] - now[i]) * (1, -1)
+            good = went > 0 and paid <= worth * went
+            assert ours.done[i] == (endless.done[i] or not good) and (envs[0].step_count[i] == 0) == good
+            went_on, ended, since[i] = went_on + good, ended + (not good), now[i]
+        if step % 5:
+            assert (ours.done == endless.done)[running].all()
+        running &= ~ours.done
+        if not running.any():
+            break
+    assert not running.any() and (went_on > 0) == (worth > 0) and (ended or worth == 1e9)
+
+
 def traded(task: Task, mask: np.ndarray, f: float, size: int) -> tuple[Trade | None, float]:
     """One exchange and its passes."""
     engine, before = task.engine, task.engine.passes

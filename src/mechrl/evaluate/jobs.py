@@ -74,9 +74,14 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
     finally:
-        if torch.cuda.is_available():  # engines are large, and other workers may share the device
-            gc.collect()
-            torch.cuda.empty_cache()
+        _let_go()
+
+
+def _let_go() -> None:
+    """Of memory that is not needed any more: engines are large, and other workers may share the device."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
@@ -246,6 +251,7 @@ def _circuit(
     }
     if assess:
         tell("validity")
+        _let_go()  # what the search had, for engines of other wordings follow
         where = here or Setting.of(hands.model, chosen, circuit)
         row["validity"] = validate(circuit, hands.model, chosen, setting=where, report=tell).to_json()
         row["beyond"] = beyond(circuit, where).to_json()

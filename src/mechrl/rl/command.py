@@ -242,7 +242,7 @@ def discover_command(
         live.show(f"ranking the edges of {model}")
 
         def report(step: int, line: str) -> None:
-            live.show(line, step, reward.max_steps)
+            live.show(line, step, max(step, reward.max_steps))
 
         circuit = discover(loaded, chosen, agent.to(loaded.device), deployment, settings, reward, report)
     circuit.save(out / "circuit.json")
@@ -336,7 +336,7 @@ def adapt_command(
             about={"iterations": config.iterations, "transitions": config.transitions},
             passes_before=run.passes_before,
             seconds_before=run.seconds,
-            report=lambda step, line: live.show(line, step, reward.max_steps),
+            report=lambda step, line: live.show(line, step, max(step, reward.max_steps)),
         )
     circuit.save(out / "circuit.json")
     _print(circuit, out / "circuit.json", as_json)

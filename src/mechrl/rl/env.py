@@ -39,7 +39,7 @@ from mechrl.attribution import ORDERS, strength
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.engine import PAIRS_PER_PASS
 from mechrl.rl.features import SCORE, Features, features
-from mechrl.search.exchange import Judging, Trade, exchange, size_of_groups
+from mechrl.search.exchange import PASSES_PER_EDGE, Judging, Trade, exchange, size_of_groups
 
 _PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 PARTS = (10, 3)
@@ -140,10 +140,21 @@ class VectorEnv:
     An environment whose episode ends starts a new one at once; the whole candidate set's f is known, so a reset costs no pass.
     Its behaviour is a function of `rng`'s seed, the environment's number (counted from `first`) and the episode's: environments
     draw alike wherever they run.
+
+    go_on: an episode that is out of steps is given as many once more, where the last ones were worth their passes. For deployment of
+    agents that take back: they can only gain.
     """
 
-    def __init__(self, tasks: list[Task], n: int, settings: RewardSettings, rng: np.random.Generator, first: int = 0) -> None:
-        self.tasks, self.n, self.settings, self.first = tasks, n, settings, first
+    def __init__(
+        self,
+        tasks: list[Task],
+        n: int,
+        settings: RewardSettings,
+        rng: np.random.Generator,
+        first: int = 0,
+        go_on: bool = False,
+    ) -> None:
+        self.tasks, self.n, self.settings, self.first, self.go_on = tasks, n, settings, first, go_on
         self.seed = int(rng.integers(2**63))
         self.episode = np.zeros(n, dtype=np.int64)
         self.engines = ManyEngines([task.engine for task in tasks], [task.candidates for task in tasks])
@@ -157,6 +168,7 @@ class VectorEnv:
         self.closed = np.zeros((n, len(ACTION_TYPES)), dtype=bool)  # types of cuts that were taken back since then
         self.step_count = np.zeros(n, dtype=np.int64)
         self.finer = np.zeros(n, dtype=np.int64)  # times that the groups of edges that are traded together were halved
+        self._renewed = np.zeros((n, 2))  # edges, and passes, when the steps were last counted from 0
         self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
         self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
         self._K = np.array([task.K for task in tasks])
@@ -181,6 +193,7 @@ class VectorEnv:
         self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, self._never
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i], self.finer[i] = 0, 0
+        self._renewed[i] = self._K[task], self.passes[i]
         if self.settings.look_again:
             self.scores[i], self.looked[i] = self._first_look[task], self._K[task]
 
@@ -224,6 +237,8 @@ class VectorEnv:
         self.best = np.maximum(self.best, after)
         self.f = f.copy()
         self.step_count += ~stopped
+        if self.go_on:
+            self._renew()
         done = stopped | minimal | (self.step_count >= settings.max_steps)
         if settings.give_up is not None:
             done |= f < tau - settings.give_up
@@ -242,6 +257,13 @@ class VectorEnv:
             for i in np.flatnonzero(done):
                 self.reset(int(i), self.draw(int(i)))
         return Steps(reward, f, edges, done)
+
+    def _renew(self) -> None:
+        """The steps of environments that have none left, if edges went for at most so many passes each since they were last renewed."""
+        now = np.column_stack([self.mask.sum(1), self.passes])
+        went, paid = self._renewed[:, 0] - now[:, 0], now[:, 1] - self._renewed[:, 1]
+        which = (self.step_count >= self.settings.max_steps) & (went * PASSES_PER_EDGE >= paid) & (went > 0)
+        self._renewed[which], self.step_count[which] = now[which], 0
 
     def _cut(self, actions: Actions) -> np.ndarray:
         """Applies the cuts; [n] bool: did an action cut what was cut already?"""

@@ -120,7 +120,8 @@ def many_rollouts(
     generators = [torch.Generator(device).manual_seed(seed) for _, seed in asked]
     tables = Tables.of([task], device)
     total = int(ends[-1]) + 1
-    env = VectorEnv([task], total, reward, np.random.default_rng(0))  # which draws the behaviours, and there is one
+    one = np.random.default_rng(0)  # draws the behaviours, and there is one
+    env = VectorEnv([task], total, reward, one, go_on=reward.take_back)
     masks, f = [env.mask.copy()], [env.f.copy()]
     cuts: list[list[tuple[int, ...]]] = [[] for _ in range(total)]
     running = np.ones(total, dtype=bool)
@@ -139,7 +140,7 @@ def many_rollouts(
         edges = env.mask.sum(1).mean()
         report(
             len(f) - 1,
-            f"step {len(f) - 1} of {reward.max_steps} at most, {edges:,.0f} edges left, f {env.f.mean():.3f} on average",
+            f"step {len(f) - 1}, {edges:,.0f} edges left, f {env.f.mean():.3f} on average",
         )
     all_masks, all_f = np.array(masks), np.array(f)
     episodes = [

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from mechrl.attribution import ORDERS, integrated_mask_gradients, strength
-from mechrl.search.exchange import Trade, changed, exchange, size_of_groups
+from mechrl.search.exchange import PASSES_PER_EDGE, Trade, changed, exchange, size_of_groups
 from mechrl.search.problem import Problem, State
 
 LARGEST_BLOCK = 0.8  # part of the circuit
@@ -28,7 +28,6 @@ SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
 AGAIN = 0.2  # part of the circuit that blocks begin with when they come again
 ROOM = 0.02  # of f above τ; with more an exchange is never the last, however little it has won: later ones can
-PASSES_PER_EDGE = 20  # what an exchange may cost for every edge that it removes, if another is to follow
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:

@@ -21,6 +21,7 @@ GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
 NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up worse
 AT_ONCE = 4  # trades
+PASSES_PER_EDGE = 20  # what may be spent for every edge that goes, if more is to be spent
 
 
 @dataclass(frozen=True)
