@@ -8,9 +8,10 @@ blocks know better; if all orders fail it is halved, after a success it is doubl
 exchanges follow.
 
 **Exchanges** (exchange.py) trade a few edges outside for more within, or for a higher f. Where one has brought f back to what it was when
-blocks failed, and the circuit is still large, blocks come again. An exchange fails when no trade makes the circuit smaller, or when it
-has cost more passes than the edges it removed are worth and has left f close to τ. In a large circuit, whose edges are traded in
-groups, a failure is not the end: blocks are tried once more, then exchanges with groups half as large, down to single edges.
+blocks failed, and the circuit is still large, blocks come again. An exchange fails when no trade makes the circuit smaller, though gains
+were measured as well as costs, or when it has cost more passes than the edges it removed are worth and has left f close to τ. In a large
+circuit, whose edges are traded in groups, a failure is not the end: blocks are tried once more, then exchanges with groups half as
+large, down to single edges.
 
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
@@ -79,7 +80,7 @@ def _exchange(problem: Problem, state: State) -> State:
     gradient = engine.gradient(mask[None].astype(np.float64), problem.candidates).gradient[0]
     gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
     size = size_of_groups(int(mask.sum()), state.extra["finer"])
-    trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size)
+    trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size, thorough=True)
     try:
         trials = next(trying)
         while True:

@@ -6,6 +6,9 @@ cheapest, one pass for each, or in a large circuit for a few at a time. To first
 traded for the r cheapest removals, r > a, with r at or below the predicted limit. Trades are tried from the one that leaves the
 smallest circuit on, a few at once, until some have f ≥ τ.
 
+The best gains are those most overestimated. Before a *thorough* exchange fails, the gains of a few are measured as well, one pass for each,
+and cuts are taken by their cost for each edge that goes, for edges that die with a cut cost nothing more.
+
 Dead edges are pruned from every circuit tried: they cost nothing to cut.
 """
 
@@ -21,6 +24,7 @@ GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
 NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up worse
 AT_ONCE = 4  # trades
+MEASURED = 6  # additions, in a thorough exchange
 PASSES_PER_EDGE = 20  # what may be spent for every edge that goes, if more is to be spent
 
 
@@ -43,12 +47,18 @@ Judging = Generator[np.ndarray, np.ndarray, Trade | None]  # yields circuits [C,
 
 
 def exchange(
-    mask: np.ndarray, f: float, tau: float, gain: np.ndarray, prune: Callable[[np.ndarray], np.ndarray], size: int
+    mask: np.ndarray,
+    f: float,
+    tau: float,
+    gain: np.ndarray,
+    prune: Callable[[np.ndarray], np.ndarray],
+    size: int,
+    thorough: bool = False,
 ) -> Judging:
     """Tries to make a circuit `mask` [n] of faithfulness f ≥ τ smaller; None if no trade does.
 
     gain: [n] −∂(KL / KL_cut)/∂M at the circuit, of edges inside and outside. prune: circuits [C, n] without their dead edges.
-    size: of groups.
+    size: of groups. thorough: measures gains too before it fails, where edges are traded one by one.
     """
     alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask)
     if not len(alive):
@@ -57,16 +67,41 @@ def exchange(
     part, at_least, at_most = GROUPS
     cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
     groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
-    cost = f - (yield prune(np.stack([changed(mask, group) for group in groups])))
-    order = np.argsort(cost, kind="stable")
-    cheap, cost = np.concatenate([groups[i] for i in order]), np.maximum(cost[order], 0.0)
+    without = prune(np.stack([changed(mask, group) for group in groups]))
+    measured = f - (yield without)
+    order = np.argsort(measured, kind="stable")
+    cheap, cost = np.concatenate([groups[i] for i in order]), np.maximum(measured[order], 0.0)
+    per_edge = max(cost.mean() / size, 1e-9)
 
     trades = []
     for a in ADDITIONS:
         limit = int(np.searchsorted(np.cumsum(cost), f - tau + gain[best[:a]].sum(), side="right"))
         removals = {a + 1, *(round(near * limit) * size for near in NEAR_LIMIT[size > 1 :])}
         trades += [changed(mask, cheap[:r], best[:a]) for r in sorted(removals) if a < r <= len(cheap)]
-    trials = prune(np.stack([mask, *trades]))
+    found = yield from _try(mask, f, tau, prune(np.stack([mask, *trades])), cheap, per_edge)
+    if found is not None or size > 1 or not thorough:
+        return found
+
+    few = best[:MEASURED]
+    if not len(few):
+        return None
+    rise = (yield prune(np.stack([changed(mask, [], [edge]) for edge in few]))) - f
+    rank = np.argsort(-rise, kind="stable")
+    few, rise = few[rank], np.maximum(rise[rank], 0.0)
+    worthwhile = np.argsort(measured / (mask.sum() - without.sum(1)), kind="stable")
+    trades = []
+    for a in range(len(few)):
+        room, left = f - tau + rise[:a].sum(), mask
+        cut: list[int] = []
+        for i in worthwhile:
+            if left[groups[i][0]] and measured[i] <= room:
+                room, left, cut = room - max(measured[i], 0.0), left & without[i], [*cut, int(groups[i][0])]
+        trades.append(changed(mask, cut, few[:a]))
+    return (yield from _try(mask, f, tau, prune(np.stack([mask, *trades])), cheap, per_edge))
+
+
+def _try(mask: np.ndarray, f: float, tau: float, trials: np.ndarray, cheap: np.ndarray, per_edge: float) -> Judging:
+    """The smaller ones of circuits `trials` [C, n], the smallest first, a few at once, until some have f ≥ τ."""
     sizes = trials.sum(1)
     trials = trials[np.argsort(sizes, kind="stable")][: (sizes < mask.sum()).sum()]
     for first in range(0, len(trials), AT_ONCE):
@@ -74,7 +109,6 @@ def exchange(
         judged = yield some
         if (judged >= tau).any():
             # what f has above tau is worth edges too: as many as it could pay for at the mean cost
-            per_edge = max(cost.mean() / size, 1e-9)
             worth = (judged - tau) / per_edge
             i = int(np.where(judged >= tau, some.sum(1) - worth, np.inf).argmin())
             won = mask.sum() - some[i].sum() + max(0.0, (judged[i] - f) / per_edge)
