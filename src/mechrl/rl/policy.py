@@ -39,7 +39,7 @@ from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAP
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
-_EDGES_AT_ONCE = 2**18  # of states that have tables of their own: 128 states of two thousand candidates; a gradient then takes 3 GiB
+_EDGES_AT_ONCE = 2**18  # of states that have tables of their own: 128 states of two thousand candidates
 
 Weights = dict[str, Tensor]  # the policy's parameters with a leading axis, one copy per group
 
@@ -198,7 +198,7 @@ class States:
     def parts(self) -> list[States]:
         """That are to be taken one after the other: all together, unless every state has tables of its own."""
         n = len(self) if self.looks is None else at_once(*self.mask.shape)
-        return [self[i : i + n] for i in range(0, len(self), n)]
+        return [self[i : i + n] for i in range(0, len(self), max(n, 1))] or [self]
 
     def own_tables(self, tables: Tables) -> tuple[Tables, States]:
         """The tables as these states see them: their behaviours', or after a look one for each state."""
