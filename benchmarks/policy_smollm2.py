@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import hashlib
 import json
 import re
@@ -42,6 +41,7 @@ from rows import Row, append, bring_together, claimed, judged, keep_to_share, re
 import mechrl
 from mechrl import gate
 from mechrl.behaviours import behaviours, get_behaviour
+from mechrl.engine.engine import let_go
 from mechrl.errors import MechRLError
 from mechrl.evaluate import paper
 from mechrl.evaluate.compare import read_agent
@@ -323,9 +323,7 @@ class Bench:
                 **before,
             )
         finally:
-            if torch.cuda.is_available():  # other processes may share the device
-                gc.collect()
-                torch.cuda.empty_cache()
+            let_go()
         rows = [cell.about | row | extra for row in rows]
         if cell.training is not None and rows[0]["rollouts"] == 0:  # once is enough
             rows[0]["learning"] = learning(run)

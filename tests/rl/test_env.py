@@ -40,6 +40,18 @@ def random_actions(env: VectorEnv, rng: np.random.Generator, legal: bool = True)
     return Actions(kind, edges, node)
 
 
+def anything_but_stopping(env: VectorEnv, rng: np.random.Generator, running: np.ndarray) -> Actions:
+    """Of what is open, in the environments that are `running`."""
+    kind, edges, node = np.full(env.n, STOP), np.full((env.n, 30), -1), np.zeros(env.n, dtype=np.int64)
+    for i in np.flatnonzero(running):
+        alive = np.flatnonzero(env.mask[i])
+        possible = np.flatnonzero(~env.closed[i] & (len(alive) >= np.array(NEEDS)))
+        kind[i] = rng.choice(possible[possible != STOP])
+        edges[i, : BATCH_SIZES[kind[i]]] = rng.permutation(alive)[: BATCH_SIZES[kind[i]]]
+        node[i] = rng.choice(env.tasks[env.task[i]].features.parent[alive])
+    return Actions(kind, edges, node)
+
+
 def test_features_follow_their_definitions():
     task = small_task("llama-gqa", 60)
     graph, engine = task.engine.graph, task.engine
@@ -342,14 +354,7 @@ def test_where_edges_are_traded_in_groups_an_episode_ends_only_when_single_edges
     running, later = np.ones(4, dtype=bool), 0
     for _ in range(1000):
         finer, mask = env.finer.copy(), env.mask.copy()
-        kind, edges, node = np.full(4, STOP), np.full((4, 30), -1), np.zeros(4, dtype=np.int64)
-        for i in np.flatnonzero(running):  # anything but stopping
-            alive, possible = np.flatnonzero(mask[i]), np.flatnonzero(~env.closed[i] & (mask[i].sum() >= NEEDS))
-            kind[i] = rng.choice(possible[possible != STOP])
-            edges[i, : BATCH_SIZES[kind[i]]] = rng.permutation(alive)[: BATCH_SIZES[kind[i]]]
-            node[i] = rng.choice(env.tasks[env.task[i]].features.parent[alive])
-        actions = Actions(kind, edges, node)
-        steps = env.step(actions, restart=False)
+        steps = env.step(anything_but_stopping(env, rng, running), restart=False)
         for i in np.flatnonzero(running & (env.finer > finer)):
             assert env.finer[i] == finer[i] + 1 and (env.mask[i] == mask[i]).all() and not steps.done[i]
             assert (env.closed[i] | (env.mask[i].sum() < np.array(NEEDS)))[1:TRADE].all()
@@ -374,14 +379,8 @@ def test_out_of_steps_an_episode_goes_on_where_its_last_steps_were_worth_their_p
     since = np.column_stack([envs[0].mask.sum(1), envs[0].passes])
     went_on = ended = 0
     for step in range(1, 200):
-        kind, edges, node = np.full(6, STOP), np.full((6, 30), -1), np.zeros(6, dtype=np.int64)
-        for i in np.flatnonzero(running):
-            alive = np.flatnonzero(envs[0].mask[i])
-            possible = np.flatnonzero(~envs[0].closed[i] & (len(alive) >= np.array(NEEDS)))
-            kind[i] = rng.choice(possible[possible != STOP])
-            edges[i, : BATCH_SIZES[kind[i]]] = rng.permutation(alive)[: BATCH_SIZES[kind[i]]]
-            node[i] = rng.choice(task.features.parent[alive])
-        ours, endless = (env.step(Actions(kind, edges.copy(), node.copy()), restart=False) for env in envs)
+        actions = anything_but_stopping(envs[0], rng, running)
+        ours, endless = (env.step(actions, restart=False) for env in envs)
         assert (envs[0].mask == envs[1].mask).all() and (ours.f == endless.f).all()
         now = np.column_stack([envs[0].mask.sum(1), envs[0].passes])
         for i in np.flatnonzero(running & (step % 5 == 0)):

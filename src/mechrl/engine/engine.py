@@ -10,6 +10,7 @@ What is not computed, and why the result is the same, is written in `plan.py` an
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -405,6 +406,13 @@ class Engine:
 def share_memory(device: torch.device, processes: int) -> None:
     """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
     torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)  # the rest is what CUDA itself takes in each
+
+
+def let_go() -> None:
+    """Of a GPU's memory that is not needed any more: engines are large, and other processes may share the device."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def allowed_memory(device: torch.device) -> float:

@@ -10,7 +10,6 @@ A circuit's seed picks its discovery pairs and everything else that is random, f
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from contextlib import suppress
@@ -26,6 +25,7 @@ from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit, write_atomically
 from mechrl.engine import Engine
+from mechrl.engine.engine import let_go
 from mechrl.errors import MechRLError
 from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting
@@ -74,14 +74,7 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
     finally:
-        _let_go()
-
-
-def _let_go() -> None:
-    """Of memory that is not needed any more: engines are large, and other workers may share the device."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
+        let_go()
 
 
 def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
@@ -251,7 +244,7 @@ def _circuit(
     }
     if assess:
         tell("validity")
-        _let_go()  # what the search had, for engines of other wordings follow
+        let_go()  # of what the search had, for engines of other wordings follow
         where = here or Setting.of(hands.model, chosen, circuit)
         row["validity"] = validate(circuit, hands.model, chosen, setting=where, report=tell).to_json()
         row["beyond"] = beyond(circuit, where).to_json()

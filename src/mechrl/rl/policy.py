@@ -14,7 +14,7 @@ embeddings per behaviour, with 2K rows for edges and K + M for components, and a
 every state and edge is in `kernels.py`.
 
 After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead, and only
-so many states are taken at once as `at_once` says.
+so many states are taken together as `apart` says.
 
 Gradients per behaviour: all weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. The gradient
 with respect to the copies is what PCGrad needs, from one forward and one backward pass.
@@ -197,8 +197,7 @@ class States:
 
     def parts(self) -> list[States]:
         """That are to be taken one after the other: all together, unless every state has tables of its own."""
-        n = len(self) if self.looks is None else at_once(*self.mask.shape)
-        return [self[i : i + n] for i in range(0, len(self), max(n, 1))] or [self]
+        return [self] if self.looks is None else [self[some] for some in apart(*self.mask.shape)]
 
     def own_tables(self, tables: Tables) -> tuple[Tables, States]:
         """The tables as these states see them: their behaviours', or after a look one for each state."""
@@ -471,12 +470,13 @@ class Policy(nn.Module):
         return policy.to(device)
 
 
-def at_once(states: int, edges: int) -> int:
-    """Of states of so many candidate edges, each with tables of its own: how many are taken together, in as few and as equal parts as
+def apart(states: int, edges: int) -> list[slice]:
+    """Of states of so many candidate edges, each with tables of its own, those that are taken together: as few and as equal parts as
     memory allows."""
     most = max(1, _EDGES_AT_ONCE // edges)
-    parts = -(-states // most)
-    return -(-states // max(parts, 1))
+    parts = max(1, -(-states // most))
+    n = -(-states // parts)
+    return [slice(i * n, (i + 1) * n) for i in range(parts)]
 
 
 def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:

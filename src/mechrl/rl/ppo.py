@@ -32,7 +32,7 @@ from torch import Tensor
 from mechrl.errors import MechRLError
 from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
-from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, at_once, replay
+from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
 
 _ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # the environment's state
 
@@ -289,8 +289,8 @@ class Trainer:
         """By behaviour; after a look every sample is a group of its own, since its tables are, and not all may fit at once."""
         if rollout.record.states.looks is None:
             return [Layout.of(rollout.task, rollout.kind, rows, len(self.tasks), self.device)]
-        n, found = at_once(len(rows), rollout.record.states.mask.shape[1]), []
-        for part in (rows[i : i + n] for i in range(0, len(rows), n)):
+        found = []
+        for part in (rows[some] for some in apart(len(rows), rollout.record.states.mask.shape[1])):
             group = np.zeros_like(rollout.task)
             group[part] = np.arange(len(part))
             found.append(Layout.of(group, rollout.kind, part, len(part), self.device))
