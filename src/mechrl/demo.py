@@ -47,7 +47,7 @@ def main() -> None:
     weights = sum(p.numel() for p in policy.parameters())
     say("policy", f"{weights:,} weights, trained on twelve other behaviours; it has never seen this one")
     deployment = Deployment(best_along_episode=True)
-    say("rollouts", f"{deployment.rollouts} sampled and a greedy one, at most {reward.max_steps} decisions each …")
+    say("rollouts", f"{deployment.rollouts} sampled and a greedy one, {reward.max_steps} decisions each, more where they pay …")
     circuit = discover(model, behaviour, policy, deployment, settings, reward)
     whole, candidates = graph.n_edges, circuit.settings["candidates"]
     say("circuit", f"{circuit.edges} edges, out of {candidates} candidates and {whole:,} in the model")
