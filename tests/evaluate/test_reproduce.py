@@ -162,6 +162,16 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
     assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(view.cells.curves["ioi", 1].name)
 
 
+def test_an_agent_whose_candidates_reach_its_target_is_deployed_once_for_both_rules(tmp_path: Path) -> None:
+    plain = made_up(tmp_path, fill=False).cells
+    ours = made_up(tmp_path, fill=False, agent=Agent("0", 3000, "union", {"take_back": True}, reach=0.93)).cells
+    for method, group in (("policy", "policy"), ("policy-adapted", "adapted")):
+        for cells, same in ((plain, False), (ours, True)):
+            for (name, seed), cell in getattr(cells, group).items():
+                assert cell.arguments["assess"] and (cells.matched["discovery", name, method, seed].name == cell.name) == same
+    assert {cell.arguments["target"] for cell in ours.scratch.values()} == {"paper"}
+
+
 def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:
     some = made_up(tmp_path, plan=Plan(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "policy")))
     everything = made_up(tmp_path, fill=False)

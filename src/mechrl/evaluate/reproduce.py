@@ -122,15 +122,17 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     def circuit(behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any) -> Cell:
         return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
 
+    # candidates that reach τ + δ make an agent's own target, c_i − δ but at most τ, τ itself: one circuit serves both rules
+    rule = "discovery" if agent.reach else "paper"
     for seed in plan.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
             cells.curves[name, seed] = Cell("curves", gated.model | known)
         for name in chosen.all:
-            cells.policy[name, seed] = circuit(name, "policy", "paper", seed, assess=True)
+            cells.policy[name, seed] = circuit(name, "policy", rule, seed, assess=True)
     for seed in plan.costly_seeds:
         for name in chosen.held_out:
-            cells.adapted[name, seed] = circuit(name, "policy-adapted", "paper", seed, assess=True)
+            cells.adapted[name, seed] = circuit(name, "policy-adapted", rule, seed, assess=True)
             cells.scratch[name, seed] = circuit(name, "policy-from-scratch", "paper", seed)
         for name in chosen.all:
             for t in budget.thresholds:
@@ -142,7 +144,8 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
                 if adapted and name not in chosen.held_out:
                     continue
                 for seed in plan.costly_seeds if adapted else plan.seeds:
-                    assess = target == "discovery" and seed == 0  # not a matter of which seeds are asked for: cells stay the same
+                    # not a matter of which seeds are asked for: cells stay the same
+                    assess = target == "discovery" and (seed == 0 or (rule == target and method in ("policy", "policy-adapted")))
                     cells.matched[target, name, method, seed] = circuit(name, method, target, seed, assess)
     return cells
 
