@@ -100,7 +100,7 @@ def test_projections(T):
     assert torch.allclose(ours, kernels.project_torch(gram, order), rtol=0, atol=1e-12)
 
 
-def setting(width: int = 32) -> tuple[Policy, Tables, States]:
+def setting(width: int = 32, looks: bool = False) -> tuple[Policy, Tables, States]:
     torch.manual_seed(0)
     policy = Policy(PolicyConfig(width))
     with torch.no_grad():
@@ -109,8 +109,9 @@ def setting(width: int = 32) -> tuple[Policy, Tables, States]:
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)  # all types occur
     tables = Tables.of([small_task("gpt2", 40), small_task("llama-gqa", 33, 1)])
-    states = random_states(tables, 48, density=0.95)
-    return policy, tables, replace(states, globals=states.globals.float())
+    states = random_states(tables, 48, density=0.95, looks=looks)
+    seen = states.looks.float() if states.looks is not None else None
+    return policy, tables, replace(states, globals=states.globals.float(), looks=seen)
 
 
 def to(thing, device: str):
@@ -151,8 +152,9 @@ def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):
 
 
 @needs_cuda
-def test_acting_is_legal_reproducible_and_what_replay_says():
-    policy, tables, states = setting()
+@pytest.mark.parametrize("looks", [False, True])
+def test_acting_is_legal_reproducible_and_what_replay_says(looks):
+    policy, tables, states = setting(looks=looks)
     policy, tables, states = policy.cuda(), to(tables, "cuda"), to(states, "cuda")
     states.mask[:2] = False
 
@@ -178,7 +180,7 @@ def test_acting_is_legal_reproducible_and_what_replay_says():
         assert close(choice.log_prob, found.log_prob.detach()) and close(choice.value, found.value.detach())
     assert not close(changed.value, first.value)
     assert close(policy.value(tables, states), changed.value)
-    few = States(states.task[:5], states.mask[:5], states.globals[:5])
+    few = states[:5]
     assert len(policy.act(tables, few, greedy=True).actions.type) == 5
 
 
@@ -201,8 +203,9 @@ def test_draws_follow_their_probabilities():
 
 
 @needs_cuda
-def test_an_iteration_on_the_device_equals_the_cpus_update():
-    reward = RewardSettings(max_steps=8, tau_low=0.0)
+@pytest.mark.parametrize("looks", [False, True])
+def test_an_iteration_on_the_device_equals_the_cpus_update(looks):
+    reward = RewardSettings(max_steps=8, tau_low=0.0, look_again=0.75 * looks)
     config = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
     tasks = [small_task("gpt2", 40, settings=reward), small_task("llama-gqa", 33, 1, reward)]
     torch.manual_seed(0)
@@ -212,7 +215,7 @@ def test_an_iteration_on_the_device_equals_the_cpus_update():
     rollout = on_cpu._collect({})
     assert rollout is not None
     moved = replace(rollout, **{n: getattr(rollout, n).cuda() for n in ("log_prob", "advantage", "target")})
-    record = {n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows")}
+    record = {n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows", "alive")}
     moved = replace(moved, record=replace(rollout.record, states=to(rollout.record.states, "cuda"), **record))
     ours, expected = on_gpu._update(moved), on_cpu._update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)

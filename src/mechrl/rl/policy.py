@@ -13,8 +13,8 @@ Memory: an edge is alive or dead, a component has 0 … degree edges left, and n
 embeddings per behaviour, with 2K rows for edges and K + M for components, and a state is a choice of rows. What must be computed for
 every state and edge is in `kernels.py`.
 
-After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead, and only
-so many states are taken together as `apart` says.
+After a look (`features.look`) the scores of a state are its own, and so are its tables: then there is one per state instead, of K + M rows
+and two more for every pick, and only so many states are taken together as `apart` says.
 
 Gradients per behaviour: all weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. The gradient
 with respect to the copies is what PCGrad needs, from one forward and one backward pass.
@@ -39,7 +39,7 @@ from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAP
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
-_EDGES_AT_ONCE = 2**18  # of states that have tables of their own: 128 states of two thousand candidates
+_EDGES_AT_ONCE = 2**19  # of states that have tables of their own: 128 states of four thousand candidates
 
 Weights = dict[str, Tensor]  # the policy's parameters with a leading axis, one copy per group
 
@@ -64,7 +64,11 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tasks' features on the device, padded to the widest: T tasks, K edges, M nodes."""
+    """The tasks' features on the device, padded to the widest: T tasks, K edges, M nodes.
+
+    With `mask` they are those of T states: every edge and node has one row there, as it is, and none for what it may become. What picks
+    make of them has rows of its own behind these, the p-th pick the p-th.
+    """
 
     edges: Tensor  # [T, K, 16]
     nodes: Tensor  # [T, M, 7]
@@ -73,6 +77,7 @@ class Tables:
     n_nodes: Tensor  # [T]
     degree: Tensor  # [T, M] candidate edges out of every node, at least 1
     n_rows: int  # of the node table: of the task with most edges and nodes
+    mask: Tensor | None = None  # [T, K] bool
 
     @staticmethod
     def of(tasks: list[Task], device: torch.device | str = "cpu") -> Tables:
@@ -98,7 +103,9 @@ class Tables:
 
     @cached_property
     def edge_inputs(self) -> Tensor:
-        """[T, 2K, 17] every edge alive, then every edge dead."""
+        """[T, 2K, 17] every edge alive, then every edge dead; [T, K, 17] of states."""
+        if self.mask is not None:
+            return torch.cat([self.edges, self.mask[..., None].to(self.edges.dtype)], -1)
         flag = torch.ones_like(self.edges[..., :1])
         return torch.cat([torch.cat([self.edges, flag], -1), torch.cat([self.edges, 0 * flag], -1)], 1)
 
@@ -110,13 +117,29 @@ class Tables:
 
     @cached_property
     def node_inputs(self) -> Tensor:
-        """[T, R, 8]"""
+        """[T, R, 8]; [T, M, 8] of states."""
+        if self.mask is not None:
+            return torch.cat([self.nodes, (self.alive / self.degree)[..., None]], -1)
         ends = self._node_sizes.cumsum(1)
         row = torch.arange(self.n_rows, device=ends.device).expand(len(ends), -1).contiguous()
         node = torch.searchsorted(ends, row, right=True).clamp_max(ends.shape[1] - 1)
         fraction = (row - self.node_start.gather(1, node)) / self.degree.gather(1, node)
         of_node = self.nodes.gather(1, node[..., None].expand(-1, -1, N_NODE))
         return torch.cat([of_node, fraction[..., None]], -1)
+
+    def inputs_of_picks(self, task: Tensor, picks: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, P, 17] the edges `picks` [n, P], cut, and [n, P, 8] their parents with so many left, `alive` [n, P]."""
+        task = task[:, None]
+        parent = self.parent[task, picks]
+        fraction = (alive / self.degree[task, parent])[..., None]
+        edges, nodes = self.edges[task, picks], self.nodes[task, parent]
+        return torch.cat([edges, torch.zeros_like(fraction)], -1), torch.cat([nodes, fraction], -1)
+
+    @cached_property
+    def alive(self) -> Tensor:
+        """[T, M] edges that the nodes of states have left."""
+        assert self.mask is not None
+        return self.alive_of_node(torch.arange(len(self.mask), device=self.mask.device), self.mask)
 
     @cached_property
     def real_edges(self) -> Tensor:
@@ -130,19 +153,26 @@ class Tables:
     def _node_sizes(self) -> Tensor:
         return torch.where(self.real_nodes, self.degree.long() + 1, 0)
 
-    @cached_property
-    def _dead_rows(self) -> Tensor:
-        K = self.edges.shape[1]
-        return torch.where(self.real_edges, torch.arange(K, 2 * K, device=self.edges.device), 2 * K)
-
     def edge_rows(self, task: Tensor, mask: Tensor) -> Tensor:
-        """The rows [..., K] that states with these masks [..., K] consist of; `task` is shaped like the leading dimensions."""
+        """The rows [n, K] that states [n] with these masks [n, K] consist of."""
         K = mask.shape[-1]
-        return torch.where(mask, torch.arange(K, device=mask.device), self._dead_rows[task])
+        each = torch.arange(K, device=mask.device)
+        if self.mask is not None:
+            return torch.where(self.real_edges[task], each, K + MAX_PICKS)
+        return torch.where(mask, each, torch.where(self.real_edges[task], each + K, 2 * K))
 
     def node_rows(self, task: Tensor, alive: Tensor) -> Tensor:
         """The rows [n, M] of states [n] with so many edges alive out of every node [n, M]."""
+        M = alive.shape[-1]
+        if self.mask is not None:
+            return torch.where(self.real_nodes[task], torch.arange(M, device=task.device), M + MAX_PICKS)
         return torch.where(self.real_nodes[task], self.node_start[task] + alive, self.node_inputs.shape[1])
+
+    def without_edges(self, task: Tensor, rows: Tensor) -> Tensor:
+        """[..., M] bool: nodes with no edge alive, or that are none, from the rows of states before their first pick."""
+        if self.mask is not None:
+            return self.alive[task] == 0
+        return (rows == self.node_start[task]) | (rows == self.node_inputs.shape[1])
 
     def alive_of_node(self, task: Tensor, mask: Tensor) -> Tensor:
         """[n, M] int64"""
@@ -204,7 +234,8 @@ class States:
         if self.looks is None:
             return tables, self
         own = torch.arange(len(self), device=self.task.device)
-        return tables.after_look(self.task, self.looks), States(own, self.mask, self.globals, closed=self.closed)
+        seen = replace(tables.after_look(self.task, self.looks), mask=self.mask)
+        return seen, States(own, self.mask, self.globals, closed=self.closed)
 
 
 @dataclass(frozen=True)
@@ -233,6 +264,7 @@ class Record:
     node: Tensor  # [N]
     life: Tensor  # [N, K] int8: before its p-th pick, p = 0 …, edge k of a sample is alive iff life > p
     node_rows: Tensor  # [N, 30, M] rows of the node table before the p-th pick
+    alive: Tensor  # [N, 30] edges that the p-th pick leaves to its edge's parent
 
     @staticmethod
     def of(tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Record:
@@ -245,9 +277,15 @@ class Record:
         parent = tables.parent[task].gather(1, edges.clamp_min(0))
         cut = torch.zeros(N, MAX_PICKS, M, dtype=torch.int64, device=kind.device)
         cut.scatter_(2, parent[..., None], picked[..., None].long())
-        alive = tables.alive_of_node(task, states.mask)[:, None] - (cut.cumsum(1) - cut)
-        rows = tables.node_rows(task.repeat_interleave(MAX_PICKS), alive.view(-1, M)).view(N, MAX_PICKS, M)
-        return Record(states, kind, edges, node, life[:, :K], rows)
+        left = tables.alive_of_node(task, states.mask)[:, None] - cut.cumsum(1)  # [N, 30, M] after the p-th pick
+        if states.looks is None and tables.mask is None:
+            rows = tables.node_rows(task.repeat_interleave(MAX_PICKS), (left + cut).view(-1, M)).view(N, MAX_PICKS, M)
+        else:  # a node stands where the last of its edges to be picked put it
+            last = torch.where(cut > 0, M + number[:, None], -1).cummax(1).values.roll(1, 1)
+            last[:, 0] = -1
+            first = torch.where(tables.real_nodes[task], torch.arange(M, device=kind.device), M + MAX_PICKS)[:, None]
+            rows = torch.where(last < 0, first, last)
+        return Record(states, kind, edges, node, life[:, :K], rows, left.gather(2, parent[..., None])[..., 0])
 
 
 @dataclass(frozen=True)
@@ -387,10 +425,11 @@ class Policy(nn.Module):
         is always the longest, and rows that are done with it look on."""
         tables, states = states.own_tables(tables)
         trunk = _Trunk(self.weights(len(tables.edges)), tables)
-        task, n = states.task, len(states)
+        task, n, K, M = states.task, len(states), states.mask.shape[1], tables.nodes.shape[1]
         mask, present = states.mask.clone(), states.globals.clone()
-        node_rows = tables.node_rows(task, tables.alive_of_node(task, mask))
-        context = trunk.context_of(task, mask, node_rows, present)
+        alive = tables.alive_of_node(task, mask)
+        edge_rows, node_rows = tables.edge_rows(task, mask), tables.node_rows(task, alive)
+        context = trunk.context_of(task, edge_rows, node_rows, present)
         closed = None if states.closed is None else states.closed[None]
         type_log_probs = trunk.type_log_probs(context, mask.sum(1)[None], closed)[0]
         kind = noise.draw(type_log_probs, MAX_PICKS)
@@ -406,17 +445,24 @@ class Policy(nn.Module):
         for p in range(MAX_PICKS if noise.recorded is not None else int(n_picks.max())):
             if noise.recorded is None:
                 rows = (n_picks > p).nonzero()[:, 0]
-            t, m, of_node = task[rows], mask[rows], node_rows[rows]
-            c = context[:, rows] if p == 0 else trunk.context_of(t, m, of_node, present[rows])
+            t, m = task[rows], mask[rows]
+            c = context[:, rows] if p == 0 else trunk.context_of(t, edge_rows[rows], node_rows[rows], present[rows])
             of_edges = trunk.edge_log_probs(t, m, c)
             pick = noise.draw(of_edges, p)
             picks = n_picks[rows] > p
             log_prob[rows] += torch.where(picks, _chosen(of_edges, pick), 0.0)
             edges[rows, p] = torch.where(picks, pick, -1)
-            place = pick[:, None]
-            mask[rows] = m.scatter(1, place, m.gather(1, place) & ~picks[:, None])
-            parent = tables.parent[t, pick][:, None]
-            node_rows[rows] = of_node.scatter_add(1, parent, -picks[:, None].long())
+            place, really, parent = pick[:, None], picks[:, None], tables.parent[t, pick][:, None]
+            mask[rows] = m.scatter(1, place, m.gather(1, place) & ~really)
+            alive[rows] = alive[rows].scatter_add(1, parent, -really.long())
+            if tables.mask is None:
+                edge_row, node_row = K + place, node_rows[rows].gather(1, parent) - 1
+            else:
+                trunk.picked(p, t, pick, alive[rows].gather(1, parent))
+                edge_row, node_row = torch.full_like(place, K + p), torch.full_like(parent, M + p)
+            for of_state, at, new in ((edge_rows, place, edge_row), (node_rows, parent, node_row)):
+                here = of_state[rows]
+                of_state[rows] = here.scatter(1, at, torch.where(really, new, here.gather(1, at)))
             present[rows, 2] -= picks.to(present.dtype) / tables.n_edges[t]
         value = trunk.value(context)[0]
         return torch.cat([kind[:, None], node[:, None], edges], 1), log_prob, value
@@ -429,8 +475,9 @@ class Policy(nn.Module):
     def _value(self, tables: Tables, states: States) -> Tensor:
         tables, states = states.own_tables(tables)
         trunk = _Trunk(self.weights(len(tables.edges)), tables)
-        node_rows = tables.node_rows(states.task, tables.alive_of_node(states.task, states.mask))
-        return trunk.value(trunk.context_of(states.task, states.mask, node_rows, states.globals))[0]
+        task, mask = states.task, states.mask
+        rows = tables.edge_rows(task, mask), tables.node_rows(task, tables.alive_of_node(task, mask))
+        return trunk.value(trunk.context_of(task, *rows, states.globals))[0]
 
     # ---- replaying --------------------------------------------------------------------------------------------------
 
@@ -481,13 +528,20 @@ def apart(states: int, edges: int) -> list[slice]:
 
 def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:
     """`Policy.evaluate` with weights of its own for every behaviour, on samples laid out by behaviour: all results are [T, B]."""
-    trunk, B = _Trunk(weights, tables), layout.n_samples
-    group = torch.arange(len(tables.edges), device=layout.row.device)
-    alive = record.life[layout.row] > layout.pick[..., None]  # [T, U, K]
+    group, B = torch.arange(len(tables.edges), device=layout.row.device), layout.n_samples
+    life = record.life[layout.row]  # [T, U, K]
+    alive = life > layout.pick[..., None]
+    if tables.mask is None:
+        trunk = _Trunk(weights, tables)
+        edge_rows = tables.edge_rows(group[:, None], alive)
+    else:  # one state each; an edge that was picked stands where its pick put it
+        sample = layout.row[:, 0]
+        trunk = _Trunk(weights, tables, tables.inputs_of_picks(group, record.edges[sample].clamp_min(0), record.alive[sample]))
+        at_first = tables.edge_rows(group, tables.mask)[:, None]
+        edge_rows = torch.where(alive | (life == 0), at_first, life.long() + (life.shape[2] - 1))
     node_rows = record.node_rows[layout.row, layout.pick]  # [T, U, M]
     values = record.states.globals[layout.row]
     values[..., 2] -= layout.pick.to(values.dtype) / tables.n_edges[:, None]
-    edge_rows = tables.edge_rows(group[:, None], alive)
     pooled_edges = kernels.Pool.apply(trunk.edge_table, edge_rows, group, layout.count)
     pooled_nodes = kernels.Pool.apply(trunk.node_table, node_rows, group, layout.count)
     context = trunk.context(group[:, None], pooled_edges, pooled_nodes, values)  # [T, U, H]
@@ -522,10 +576,23 @@ class _Trunk:
     """The tables of embeddings for given weights, and what is read off them. States are [G, U] with weights of their own for every group,
     or [1, n] with everybody's."""
 
-    def __init__(self, weights: Weights, tables: Tables) -> None:
+    def __init__(self, weights: Weights, tables: Tables, of_picks: tuple[Tensor, Tensor] | None = None) -> None:
+        """of_picks: the inputs of rows for picks, in tables of states; without them `picked` must fill these rows before they are read."""
         self.weights, self.tables = weights, tables
-        self.edge_table = self._table("edge_embedding", tables.edge_inputs)  # [T, > 2K, H]
-        self.node_table = self._table("node_embedding", tables.node_inputs)
+        inputs: list[Tensor] = [tables.edge_inputs, tables.node_inputs]
+        if of_picks is not None:
+            inputs = [torch.cat(both, 1) for both in zip(inputs, of_picks, strict=True)]
+        spare = MAX_PICKS if tables.mask is not None and of_picks is None else 0
+        self.edge_table = self._table("edge_embedding", inputs[0], spare)  # [T, > 2K or > K + 30, H]
+        self.node_table = self._table("node_embedding", inputs[1], spare)
+
+    def picked(self, p: int, task: Tensor, pick: Tensor, alive: Tensor) -> None:
+        """Fills the rows of the p-th picks [n] of states `task` [n], which leave so many edges to their parents, `alive` [n, 1]."""
+        tables = self.tables
+        inputs = tables.inputs_of_picks(task, pick[:, None], alive)
+        (K, M), names = (tables.edges.shape[1], tables.nodes.shape[1]), ("edge_embedding", "node_embedding")
+        for table, row, name, x in zip((self.edge_table, self.node_table), (K + p, M + p), names, inputs, strict=True):
+            table[:, row].index_copy_(0, task, self._mlp(name, x)[:, 0].relu())
 
     def _weight(self, name: str, groups: int) -> Tensor:
         weight = self.weights[name]
@@ -537,9 +604,10 @@ class _Trunk:
             x = torch.baddbmm(bias[:, None], x.relu() if layer == "second" else x, weight.mT)
         return x
 
-    def _table(self, name: str, inputs: Tensor) -> Tensor:
-        """Embeddings, and then a row or more of zeros that stand for nothing: a multiple of eight, which matrix products like."""
-        return nn.functional.pad(self._mlp(name, inputs).relu(), (0, 0, 0, 8 - inputs.shape[1] % 8))
+    def _table(self, name: str, inputs: Tensor, spare: int) -> Tensor:
+        """Embeddings, `spare` rows for more, and then a row or more of zeros that stand for nothing: a multiple of eight, which matrix
+        products like."""
+        return nn.functional.pad(self._mlp(name, inputs).relu(), (0, 0, 0, spare + 8 - (inputs.shape[1] + spare) % 8))
 
     def context(self, task: Tensor, edges: tuple[Tensor, Tensor], nodes: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
         """[G, U, H] from sum and maximum over edges and over nodes."""
@@ -547,10 +615,10 @@ class _Trunk:
         pooled = torch.cat([edges[0] / n_edges, edges[1], nodes[0] / n_nodes, nodes[1], values], -1)
         return self._mlp("context", pooled).relu()
 
-    def context_of(self, task: Tensor, mask: Tensor, node_rows: Tensor, values: Tensor) -> Tensor:
+    def context_of(self, task: Tensor, edge_rows: Tensor, node_rows: Tensor, values: Tensor) -> Tensor:
         """[1, n, H] for states [n]."""
         one = torch.ones_like(task)
-        edges = kernels.pool(self.edge_table, self.tables.edge_rows(task, mask)[:, None], task, one)
+        edges = kernels.pool(self.edge_table, edge_rows[:, None], task, one)
         nodes = kernels.pool(self.node_table, node_rows[:, None], task, one)
         e_sum, e_max, n_sum, n_max = (x.transpose(0, 1) for x in (*edges[:2], *nodes[:2]))
         return self.context(task[None], (e_sum, e_max), (n_sum, n_max), values[None])
@@ -600,7 +668,7 @@ class _Trunk:
         hidden = (of_rows + self._shift("node_head", context)[:, :, None]).relu()
         second = self._weight("node_head.second.weight", len(context))
         score = (hidden.flatten(1, 2) @ second.mT).view(rows.shape)
-        illegal = (rows == self.tables.node_start[task]) | (rows == self.tables.node_inputs.shape[1])
+        illegal = self.tables.without_edges(task, rows)
         if free is not None:
             illegal = illegal & ~free[..., None]
         return score.masked_fill(illegal, -math.inf).log_softmax(-1)

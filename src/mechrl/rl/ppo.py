@@ -274,7 +274,7 @@ class Trainer:
         states, tables = rollout.record.states, self.tables
         if states.looks is not None:
             rows = layout.row[:, 0]
-            tables = tables.after_look(states.task[rows], states.looks[rows])
+            tables, _ = states[rows].own_tables(tables)
         weights = {name: w.detach().requires_grad_() for name, w in self.policy.weights(len(tables.edges)).items()}
         loss, scalars = self._loss(weights, tables, rollout, layout)
         parts = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
