@@ -76,8 +76,10 @@ def look(scores: Tensor) -> Tensor:
 
 
 def totals(worth: Tensor, parent: Tensor, M: int) -> Tensor:
-    """[n, M] the components' summed strengths, over the largest."""
-    total = torch.zeros(len(worth), M, dtype=worth.dtype, device=worth.device).scatter_add_(1, parent, worth)
+    """[n, M] the components' summed strengths, over the largest. Added up as integers, in whatever order a GPU adds them: strengths are at
+    most 1, so 2^46 of each fit, of 2^17 edges together."""
+    whole = (worth * 2.0**46).long()
+    total = torch.zeros(len(worth), M, dtype=torch.int64, device=worth.device).scatter_add_(1, parent, whole).to(worth.dtype)
     largest = total.amax(-1, keepdim=True)
     return total / torch.where(largest > 0, largest, 1.0)
 
