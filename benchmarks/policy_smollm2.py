@@ -1,6 +1,7 @@
 """What a trained policy finds: in its own model, after a warm start, from scratch, and in another model. One row a deployment.
 
     python benchmarks/policy_smollm2.py OUT --policy FOLDER [--other FOLDER] [--resume ROWS.jsonl] [--seconds S] [--jobs=N]
+    python benchmarks/policy_smollm2.py OUT --policy FOLDER --found REPRODUCED     takes over greedy rollouts of `mechrl reproduce`
     python benchmarks/policy_smollm2.py OUT --table                prints OUT/rows.jsonl as Markdown
     python benchmarks/policy_smollm2.py OUT --figure CURVES.svg    draws its learning curves; CURVES.png and CURVES.csv beside it
 
@@ -66,6 +67,7 @@ TRAINED = ("adapted", "scratch")
 UNTRAINED = ("untrained", "scratch")  # at the beginning
 ENVS = {"cpu": 32, "cuda": 128}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
 SMOOTH = 10  # iterations that a point of a curve is the mean of
+TAKEN = ("ceiling", "f_validation", "seconds", "note", "device")  # from the cells of a reproduction
 NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deployment, and their digits
 
 
@@ -346,6 +348,27 @@ class Bench:
         return run
 
 
+def take_over(arguments: argparse.Namespace) -> None:
+    """Greedy rollouts that a reproduction has deployed with the same policy and settings, in place of those at hand."""
+    bench = Bench(arguments)
+    every = cells(bench.agent, bench.other, bench.shown, arguments)
+    wanted = {c.behaviour: c for c in every if c.kind == "zero-shot" and re.search(arguments.only, c.label)}
+    for path in sorted((arguments.found / "cells").glob("circuit-*-policy-greedy-discovery-*.json")):
+        known = json.loads(path.read_text())
+        asked, result = known["arguments"], known.get("result")
+        cell = wanted.get(asked["behaviour"])
+        if cell is None or result is None or not cell.agent.checksum.startswith(asked["policy"]["checksum"]):
+            continue
+        if asked["setting"] | {"half": asked["policy"]["half"]} != cell.settings.to_json():
+            continue
+        row = cell.about | {"rollouts": 0, "seed": asked["seed"], "trades": asked["deployment"]["trades"], "together": 1}
+        row |= {"K": result["candidates"], "edges": result["edges_pruned"], "version": known["version"]}
+        row |= {name: result[name] for name in (*TAKEN, *(name for name, _ in NUMBERS[1:]))}
+        bench.add([row])
+        print("{behaviour}: {edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes".format(**row), flush=True)
+    bring_together(bench.path, None, key)
+
+
 def learning(run: Run) -> dict[str, list[float]]:
     """Of the episodes that ended in each iteration."""
     rows = [row for row in read(run.folder / METRICS) if row["episodes"]]
@@ -583,6 +606,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
+    parser.add_argument("--found", type=Path, help="folder of `mechrl reproduce`, of which greedy rollouts are taken over")
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)
@@ -598,6 +622,8 @@ def main() -> None:
         print("\n".join(tables(read(arguments.out / "rows.jsonl"))))
     elif arguments.figure:
         figure(read(arguments.out / "rows.jsonl"), arguments.figure)
+    elif arguments.found:
+        take_over(arguments)
     elif arguments.claims:
         keep_to_share()
         Bench(arguments).run()

@@ -74,6 +74,7 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
 def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_path: Path) -> None:
     plan = Plan(seeds=(0,), only=QUICK.only)
     paid_for_the_best = Agent("0", 3000, "union", {"best_so_far": True, "margin": 0.07}, 0.01)
+    reaches = Agent("0", 3000, "union", {"take_back": True, "margin": 0.03, "tau_high": 0.9}, 0.01, reach=0.93)
     for name, agent, rule in (
         ("papers", Agent("0", 3000, "metric", {}), "as in the paper, the most faithful of the last masks"),
         (
@@ -81,11 +82,13 @@ def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_pa
             paid_for_the_best,
             "not chosen as in the paper: the smallest along 16 sampled rollouts and a greedy one with f ≥ c − 0.07",
         ),
+        ("reaches", reaches, "sampled rollouts and a greedy one with f ≥ 0.9, the target of its training"),
     ):
         view = made_up(tmp_path / name, plan=plan, agent=agent)
         texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
         assert [key for key, text in texts.items() if rule in text] == [key for key in texts if key[:8] in OF_THE_POLICY]
         assert ("at most 0.01 lower" in texts["table-2-behaviours"]) == (agent.spare > 0)
+        assert ("not matched in f" in texts["table-4-per-behaviour"]) == (agent is not reaches)
         greedy = [row for row in by_name(all_tables(view))["table-8-matched-discovery"] if "one greedy rollout" in row["method"]]
         assert [row["behaviour"] for row in greedy] == list(QUICK.only)
         write_report(view, tmp_path / name)

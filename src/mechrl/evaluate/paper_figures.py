@@ -348,7 +348,7 @@ def matched(view: View) -> Figure:
         "figure-5-matched",
         "Figure 5 · All methods at matched faithfulness",
         "Sizes after pruning; bars are one standard deviation over seeds. A circuit that falls short of τ is drawn as well: tables 8 and 9 "
-        "say which do. (c) Every behaviour and seed is a marker.",
+        "say which do. (c) Every behaviour and seed is a marker; adapted policies are run on held-out behaviours only.",
         "Circuit sizes of all methods per behaviour at matched faithfulness on discovery and on fresh pairs, and the loss on test pairs.",
         {"edges": _jsonable(sizes), "lost": lost},
         view.command,
