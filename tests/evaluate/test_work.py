@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     assert work.run([good, once, refuses], place)
     assert {c.name: place.path(c).read_bytes() for c in (good, once)} == before
     assert (attempts(place, good), attempts(place, refuses)) == (1, 2)
+
+
+def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_path: Path) -> None:
+    place = Place(tmp_path, work_jobs.do, work_jobs.hands, jobs=2)
+    large, too_large = [cell("needs much", seed, alone="one at a time") for seed in range(2)], cell("needs too much")
+    cells = [*large, too_large, *(cell("works", seed) for seed in range(3))]
+    ended: list[Cell] = []
+    assert work.run(cells, place, report=lambda now: ended.append(now.finished) if now.finished else None)
+    assert [place.done(c) for c in cells] == [True, True, False, True, True, True]
+    assert place.record(too_large)["reason"] == "it does not fit" and attempts(place, too_large) == 2
+    assert {c.name for c in ended[:3]} == {c.name for c in cells[3:]} and len(ended) == 6
+    assert work.run([too_large], replace(place, jobs=1)) and attempts(place, too_large) == 3  # nobody to wait for
 
 
 @pytest.mark.parametrize(("device", "jobs", "share"), [("cuda", 4, 0.2375), ("cuda:1", 5, 0.19), ("cuda", 1, None), ("cpu", 4, None)])

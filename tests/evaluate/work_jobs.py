@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mechrl.errors import MechRLError
+from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.evaluate.work import Cell, Place, check_stop
 
 
@@ -25,11 +25,13 @@ def do(place: Place, cell: Cell) -> dict[str, Any]:
         raise MechRLError("that cannot be done")
     if what == "breaks":
         raise ZeroDivisionError("by zero\nand more")
+    if (what == "needs much" and place.jobs > 1) or what == "needs too much":
+        raise OutOfMemory("it does not fit")
     if what == "waits":
         while True:
             time.sleep(0.02)
             check_stop()
-    if what == "shares":
+    if what in ("shares", "needs much"):
         assert note(scratch, "inside") == 1, "somebody else is here"
         time.sleep(0.2)
         (scratch / "inside").unlink()

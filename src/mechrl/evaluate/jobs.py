@@ -26,7 +26,7 @@ from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit, write_atomically
 from mechrl.engine import Engine
 from mechrl.engine.engine import let_go
-from mechrl.errors import MechRLError
+from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting
 from mechrl.evaluate.validity import validate
@@ -73,6 +73,8 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
+    except torch.cuda.OutOfMemoryError:
+        raise OutOfMemory("out of the device's memory: use fewer --jobs, --envs or --pairs") from None
     finally:
         let_go()
 

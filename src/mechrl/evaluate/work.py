@@ -3,7 +3,8 @@
 A *cell* is one piece of work; its result is one JSON file in `cells/`, written whole or not at all by the process that did the work.
 Cells with a file are done. Worker processes take one cell at a time. A worker that dies, whatever it died of, costs the cell it was
 at: the cell goes to another worker, a bounded number of times, and then counts as failed. A failed cell has a file as well, which
-says why; it is tried again when the work is taken up again.
+says why; it is tried again when the work is taken up again. A cell that does not fit into a worker's share of a GPU's memory is put
+aside until all others are through, and then has the GPU for itself.
 
 Whoever is asked to stop (SIGINT, SIGTERM, or out of time) asks the workers, by SIGTERM: a cell that can leave a state behind does
 so, and goes on from there next time. Workers do not outlive their parent.
@@ -23,7 +24,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,7 +34,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 import mechrl
-from mechrl.errors import MechRLError
+from mechrl.errors import MechRLError, OutOfMemory
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
@@ -155,6 +156,9 @@ def _work(place: Place, connection: Connection) -> None:
         except Stopped:
             return
         except MechRLError as exc:
+            if isinstance(exc, OutOfMemory) and place.jobs > 1:
+                connection.send(("crowded", ""))
+                continue
             place.write(cell, "failed", reason=str(exc))
         except Exception as exc:
             place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
@@ -240,6 +244,7 @@ def _run(
     queue = deque(cell for cell in unique.values() if not place.done(cell))
     done, failed, deaths = len(unique) - len(queue), 0, Counter[str]()
     workers: list[_Worker] = []
+    large: deque[Cell] = deque()  # to be done alone
 
     def show(finished: Cell | None = None) -> None:
         running = tuple(f"{w.cell.label}{w.at and f' ({w.at})'}" for w in workers)
@@ -261,9 +266,11 @@ def _run(
 
     show()
     try:
-        while (queue or workers) and not late():
+        while (queue or workers or large) and not late():
             while len(workers) < place.jobs and (cell := next_cell()) is not None:
                 workers.append(_start(place, cell))
+            if not workers:
+                workers.append(_start(replace(place, jobs=1), large.popleft()))
             ready = set(wait([w.connection for w in workers], timeout=0.5))
             for worker in [w for w in workers if w.connection in ready]:
                 try:
@@ -281,9 +288,12 @@ def _run(
                     worker.at = line
                     show()
                     continue
-                finished = worker.cell
-                count(finished)
-                if what == "finished":
+                finished = worker.cell if what != "crowded" else None
+                if finished is None:
+                    large.append(worker.cell)
+                else:
+                    count(finished)
+                if what != "died":
                     workers.remove(worker)
                     cell = None if late() else next_cell()
                     _send(worker, cell)
