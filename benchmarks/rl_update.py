@@ -1,7 +1,7 @@
 """Speed of acting and of a PPO update on synthetic tables: `python benchmarks/rl_update.py --device cuda`. Prints JSON.
 
 Features, masks and rewards are random, so no model is needed. `--picks` fixes the mix of actions: "mean" has all types alike
-often (about 8 picks an action), "worst" cuts 30 edges always.
+often (about 8 picks an action), "worst" cuts 30 edges always. With `--looks` every state has scores, and so tables, of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, PAPERS_TYPES
-from mechrl.rl.features import N_EDGE, N_NODE
+from mechrl.rl.features import N_EDGE, N_NODE, look
 from mechrl.rl.policy import Policy, PolicyConfig, Record, States, Tables
 from mechrl.rl.ppo import PPOConfig, Rollout, Trainer
 
@@ -32,19 +32,21 @@ def synthetic_tables(T: int, K: int, M: int, device: str) -> Tables:
     return Tables(*(torch.from_numpy(a).to(device) for a in arrays), n_rows=int((degree + 1).sum(1).max()))
 
 
-def random_states(tables: Tables, n: int, rng: np.random.Generator) -> States:
+def random_states(tables: Tables, n: int, rng: np.random.Generator, looks: bool) -> States:
     n_edges = tables.n_edges.cpu().numpy()
     task = rng.integers(0, len(n_edges), n)
     inside = np.arange(tables.edges.shape[1]) < n_edges[task][:, None]
     mask = inside & (rng.random(inside.shape) < rng.uniform(0.1, 1, (n, 1)))
     values = rng.random((n, 6), dtype=np.float32)
-    return States(*(torch.from_numpy(x).to(tables.edges.device) for x in (task, mask, values)))
+    scores = (rng.normal(size=mask.shape) * mask).astype(np.float32)
+    there = [torch.from_numpy(x).to(tables.edges.device) for x in (task, mask, values, scores)]
+    return States(*there[:3], looks=look(there[3]) if looks else None)
 
 
-def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator) -> Rollout:
+def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator, looks: bool) -> Rollout:
     """Legal actions in random states, with the log-probabilities that the policy gives them."""
     tables, n = trainer.tables, trainer.config.transitions
-    states = random_states(tables, n, rng)
+    states = random_states(tables, n, rng, looks)
     kind = rng.integers(0, PAPERS_TYPES, n) if picks == "mean" else np.full(n, 4)
     edges, node, mask = np.full((n, MAX_PICKS), -1), np.zeros(n, np.int64), states.mask.cpu().numpy()
     parent, task = tables.parent.cpu().numpy(), states.task.cpu().numpy()
@@ -92,6 +94,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=cuda if on_gpu else cpu)
     parser.add_argument("--transitions", type=int, default=512 if on_gpu else 64)
     parser.add_argument("--repeats", type=int, default=10 if on_gpu else 2)
+    parser.add_argument("--looks", action="store_true", help="States with tables of their own.")
     parser.add_argument("--profile", action="store_true", help="Also print where an update's time goes.")
     given = parser.parse_args()
     tables = synthetic_tables(given.tasks, given.edges, given.nodes, given.device)
@@ -99,12 +102,12 @@ def main() -> None:
     trainer = synthetic_trainer(tables, config, given.width, given.device)
     rng = np.random.default_rng(1)
     generator = torch.Generator(given.device).manual_seed(0)
-    states = random_states(tables, given.envs, rng)
+    states = random_states(tables, given.envs, rng, given.looks)
     result: dict[str, object] = vars(given) | {
         "act_ms": milliseconds(lambda: trainer.policy.act(tables, states, generator), given.repeats, given.device)
     }
     for picks in ("mean", "worst"):
-        rollout = random_rollout(trainer, picks, rng)
+        rollout = random_rollout(trainer, picks, rng, given.looks)
         if given.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         result[f"update_{picks}_ms"] = milliseconds(lambda: trainer._update(rollout), given.repeats, given.device)  # noqa: B023

@@ -154,7 +154,8 @@ class Tables:
         return torch.where(self.real_nodes, self.degree.long() + 1, 0)
 
     def edge_rows(self, task: Tensor, mask: Tensor) -> Tensor:
-        """The rows [n, K] that states [n] with these masks [n, K] consist of."""
+        """The rows [..., K] that states with these masks [..., K] consist of, in tables of states before any pick; `task` goes with the
+        leading dimensions."""
         K = mask.shape[-1]
         each = torch.arange(K, device=mask.device)
         if self.mask is not None:
