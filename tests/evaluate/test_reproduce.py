@@ -167,9 +167,10 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
 
 def test_an_agent_whose_candidates_reach_its_target_is_deployed_once_for_both_rules(tmp_path: Path) -> None:
     plain = made_up(tmp_path, fill=False).cells
-    ours = made_up(tmp_path, fill=False, agent=Agent("0", 3000, "union", {"take_back": True}, reach=0.93)).cells
+    agents = [Agent("0", 3000, "union", {"take_back": True, "margin": 0.03}, reach=reach) for reach in (0.93, 0.92)]
+    ours, short = (made_up(tmp_path, fill=False, agent=agent).cells for agent in agents)
     for method, group in (("policy", "policy"), ("policy-adapted", "adapted")):
-        for cells, same in ((plain, False), (ours, True)):
+        for cells, same in ((plain, False), (short, False), (ours, True)):
             for (name, seed), cell in getattr(cells, group).items():
                 assert cell.arguments["assess"] and (cells.matched["discovery", name, method, seed].name == cell.name) == same
     assert {cell.arguments["target"] for cell in ours.scratch.values()} == {"paper"}

@@ -74,6 +74,10 @@ class Agent:
         """Cuts that leave f below its target."""
         return self.reward.get("take_back", False)
 
+    def meets(self, tau: float) -> bool:
+        """Whether its candidates are made to reach τ + δ. Its own target, c − δ but at most τ, then is τ."""
+        return self.reach > 0 and self.reach >= tau + self.reward.get("margin", 0.0) - 1e-9
+
     def setting(self, pairs: int) -> dict[str, Any]:
         """Of its candidate sets, as cells have it."""
         more = {name: value for name, value in (("spare", self.spare), ("reach", self.reach)) if value}

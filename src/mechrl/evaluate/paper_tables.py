@@ -47,7 +47,7 @@ def _rule(view: View) -> str:
     from mechrl.rl.env import RewardSettings
 
     margin, highest = view.agent.reward.get("margin", 0.0), view.agent.reward.get("tau_high", RewardSettings.tau_high)
-    target = f"{highest:g}" if view.agent.reach else f"c − {margin:g}, or {highest:g} if that is lower"
+    target = f"{highest:g}" if view.agent.meets(view.plan.budget.tau) else f"c − {margin:g}, or {highest:g} if that is lower"
     beginning = f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ {target}, the target of its "
     beginning += "training. "
     if view.agent.takes_back:
@@ -267,8 +267,8 @@ def per_behaviour(view: View) -> Table:
         f"f ≥ {tau:g} on {view.plan.budget.pairs} discovery pairs. ACDC: the smallest over thresholds "
         f"{', '.join(f'{t:g}' for t in view.plan.budget.thresholds)} that reaches it, else the most faithful. EAP-IG greedy: the smallest "
         "of the paper's sizes that reaches it, else the largest; it takes no passes beyond the attribution's. Policy: frozen on training "
-        f"behaviours, adapted on held-out ones{'' if view.agent.reach else '; not matched in f'}. {_rule(view)} Seeds: of ACDC, greedy, "
-        f"policy. {_over(view)}",
+        f"behaviours, adapted on held-out ones{'' if view.agent.meets(tau) else '; not matched in f'}. {_rule(view)} Seeds: of ACDC, "
+        f"greedy, policy. {_over(view)}",
         tuple(columns),
         tuple(rows),
         view.command,

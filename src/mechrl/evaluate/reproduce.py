@@ -122,8 +122,7 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     def circuit(behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any) -> Cell:
         return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
 
-    # candidates that reach τ + δ make an agent's own target, c_i − δ but at most τ, τ itself: one circuit serves both rules
-    rule = "discovery" if agent.reach else "paper"
+    rule = "discovery" if agent.meets(budget.tau) else "paper"  # one circuit serves both, where the agent's own target is τ
     for seed in plan.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
