@@ -27,7 +27,7 @@ from mechrl.rl.rollout import SHIPPED, load_policy
 from mechrl.rl.tasks import task_of
 from mechrl.rl.train import METRICS, RUN, file_checksum
 
-_FILES = ("config.json", "model.safetensors", RUN)
+_FILES = ("config.json", "model.safetensors")
 _POINTS = 12  # rows of the curve
 
 
@@ -54,6 +54,7 @@ def main() -> None:
         for name in _FILES:
             if (arguments.run / name).resolve() != (folder / name).resolve():  # a link to what comes with MechRL already
                 shutil.copyfile(arguments.run / name, folder / name)
+        (folder / RUN).write_text(json.dumps(about | {"passes": rows[-1]["passes"]}, indent=1) + "\n")  # its metrics stay behind
     (folder / "card.md").write_text("\n".join(lines))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.circuit import Circuit
-from mechrl.evaluate import paper
+from mechrl.evaluate import paper, reproduce
 from mechrl.evaluate.beyond import GREEDY_GRID
 from mechrl.evaluate.compare import Agent
 from mechrl.evaluate.paper_tables import all_tables
@@ -22,6 +22,7 @@ from mechrl.evaluate.reproduce import QUICK, Agreement, Plan, acdc_best, agreeme
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.write import write_report
 from mechrl.report.tables import Table
+from mechrl.rl.rollout import shipped_policy
 from tests.evaluate.made_up import gated, made_up
 
 OF_THE_POLICY = ("table-3-", "table-4-", "table-5-", "table-6-")
@@ -174,6 +175,16 @@ def test_an_agent_whose_candidates_reach_its_target_is_deployed_once_for_both_ru
             for (name, seed), cell in getattr(cells, group).items():
                 assert cell.arguments["assess"] and (cells.matched["discovery", name, method, seed].name == cell.name) == same
     assert {cell.arguments["target"] for cell in ours.scratch.values()} == {"paper"}
+
+
+@pytest.mark.parametrize("name", ["toy", "smollm2"])
+def test_a_shipped_policy_says_what_its_training_cost(name: str) -> None:
+    """All of it, looks and exchanges too, which are more passes than steps; as its card has it."""
+    folder = shipped_policy(name)
+    (passes,) = re.findall(r"minutes, ([\d,]+) passes", (folder / "card.md").read_text())
+    about = json.loads((folder / "run.json").read_text())
+    assert reproduce._training(folder)["passes"] == int(passes.replace(",", ""))
+    assert about["passes"] > about["ppo"]["iterations"] * about["ppo"]["transitions"]
 
 
 def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:

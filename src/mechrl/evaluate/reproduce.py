@@ -176,10 +176,11 @@ def _training(folder: Path) -> dict[str, Any]:
     try:
         known = json.loads((folder / "run.json").read_bytes())
         about = {"trained_in": known["model"], "trained_on": known["behaviours"]}
-        cost = known["ppo"]["iterations"] * known["ppo"]["transitions"]
+        steps = known["ppo"]["iterations"] * known["ppo"]["transitions"]
+        cost = known.get("passes", steps)  # a policy that is shipped without its metrics says so; a step is a pass at least
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError):  # else: a step is a pass; the prefilters are missing
+    with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
         cost = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["passes"]
     return about | {"passes": cost}
 
