@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, append, bring_together, claimed, judged, keep_to_share, read, share
+from rows import Row, append, bring_together, claimed, done_cells, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -67,6 +67,7 @@ TRAINED = ("adapted", "scratch")
 UNTRAINED = ("untrained", "scratch")  # at the beginning
 ENVS = {"cpu": 32, "cuda": 128}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
 SMOOTH = 10  # iterations that a point of a curve is the mean of
+LINE = "{edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes"  # a row, for people
 TAKEN = ("ceiling", "f_validation", "seconds", "note", "device")  # from the cells of a reproduction
 NUMBERS = (("edges", 0), ("f", 3), ("f_test", 3), ("passes", 0))  # of a deployment, and their digits
 
@@ -293,8 +294,7 @@ class Bench:
                 print(f"{cell.label}: {exc}", flush=True)
                 continue
             self.add(rows)
-            line = "{edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes".format(**rows[-1])
-            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.label}: {line}", flush=True)
+            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.label}: {LINE.format(**rows[-1])}", flush=True)
 
     def check(self) -> None:
         if time.monotonic() > self.deadline:
@@ -353,11 +353,12 @@ def take_over(arguments: argparse.Namespace) -> None:
     bench = Bench(arguments)
     every = cells(bench.agent, bench.other, bench.shown, arguments)
     wanted = {c.behaviour: c for c in every if c.kind == "zero-shot" and re.search(arguments.only, c.label)}
-    for path in sorted((arguments.found / "cells").glob("circuit-*-policy-greedy-discovery-*.json")):
-        known = json.loads(path.read_text())
-        asked, result = known["arguments"], known.get("result")
+    for known in done_cells(arguments.found):
+        asked, result = known["arguments"], known["result"]
         cell = wanted.get(asked["behaviour"])
-        if cell is None or result is None or not cell.agent.checksum.startswith(asked["policy"]["checksum"]):
+        if cell is None or (asked["method"], asked["target"]) != ("policy-greedy", "discovery"):
+            continue
+        if not cell.agent.checksum.startswith(asked["policy"]["checksum"]):
             continue
         if asked["setting"] | {"half": asked["policy"]["half"]} != cell.settings.to_json():
             continue
@@ -365,7 +366,7 @@ def take_over(arguments: argparse.Namespace) -> None:
         row |= {"K": result["candidates"], "edges": result["edges_pruned"], "version": known["version"]}
         row |= {name: result[name] for name in (*TAKEN, *(name for name, _ in NUMBERS[1:]))}
         bench.add([row])
-        print("{behaviour}: {edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes".format(**row), flush=True)
+        print(f"{cell.label}: {LINE.format(**row)}", flush=True)
     bring_together(bench.path, None, key)
 
 

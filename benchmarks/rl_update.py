@@ -1,6 +1,6 @@
 """Speed of acting and of a PPO update on synthetic tables: `python benchmarks/rl_update.py --device cuda`. Prints JSON.
 
-Features, masks and rewards are random, so no model is needed. `--picks` fixes the mix of actions: "mean" has all types alike
+Features, masks and rewards are random, so no model is needed. Updates are of two mixes of actions: "mean" has all types alike
 often (about 8 picks an action), "worst" cuts 30 edges always. With `--looks` every state has scores, and so tables, of its own.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,9 +39,8 @@ def random_states(tables: Tables, n: int, rng: np.random.Generator, looks: bool)
     inside = np.arange(tables.edges.shape[1]) < n_edges[task][:, None]
     mask = inside & (rng.random(inside.shape) < rng.uniform(0.1, 1, (n, 1)))
     values = rng.random((n, 6), dtype=np.float32)
-    scores = (rng.normal(size=mask.shape) * mask).astype(np.float32)
-    there = [torch.from_numpy(x).to(tables.edges.device) for x in (task, mask, values, scores)]
-    return States(*there[:3], looks=look(there[3]) if looks else None)
+    states = States(*(torch.from_numpy(x).to(tables.edges.device) for x in (task, mask, values)))
+    return replace(states, looks=look(torch.randn(mask.shape, device=states.mask.device) * states.mask)) if looks else states
 
 
 def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator, looks: bool) -> Rollout:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ def append(path: Path, rows: Iterable[Row]) -> None:
             file.write(json.dumps(row, default=float) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def done_cells(reproduced: Path) -> Iterator[Row]:
+    """What `mechrl reproduce` has written of every circuit that it has found."""
+    for path in sorted((reproduced / "cells").glob("circuit-*.json")):
+        known = json.loads(path.read_text())
+        if known["status"] == "done":
+            yield known
 
 
 def judged(row: Row) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import append, bring_together, claimed, judged, keep_to_share, read, share
+from rows import append, bring_together, claimed, done_cells, judged, keep_to_share, read, share
 
 import mechrl
 from mechrl import gate
@@ -178,10 +178,7 @@ def areas(model: Model, circuit: Circuit) -> dict[str, float]:
 def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, str]]:
     """The wanted cells of the first table that a reproduction's folder holds, their circuits, and the device that searched."""
     by_key = {cell.key: cell for cell in wanted if cell.table == "discovery"}
-    for path in sorted((folder / "cells").glob("circuit-*.json")):
-        known = json.loads(path.read_text())
-        if known["status"] != "done":
-            continue
+    for known in done_cells(folder):
         circuit = Circuit.load(folder / known["result"]["circuit"])
         settings = {field.name: circuit.settings[field.name] for field in fields(Settings) if field.name in circuit.settings}
         if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):

@@ -48,8 +48,10 @@ def _rule(view: View) -> str:
 
     margin, highest = view.agent.reward.get("margin", 0.0), view.agent.reward.get("tau_high", RewardSettings.tau_high)
     target = f"{highest:g}" if view.agent.meets(view.plan.budget.tau) else f"c − {margin:g}, or {highest:g} if that is lower"
-    beginning = f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ {target}, the target of its "
-    beginning += "training. "
+    beginning = (
+        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ {target}, the target of its "
+        "training. "
+    )
     if view.agent.takes_back:
         return beginning + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
     return beginning + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."

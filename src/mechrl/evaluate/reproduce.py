@@ -136,6 +136,7 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
         for name in chosen.all:
             for t in budget.thresholds:
                 cells.acdc[name, t, seed] = circuit(name, "acdc", "paper", seed, thresholds=[t], whole_graph=True)
+    deployed = {"policy": cells.policy, "policy-adapted": cells.adapted}
     for target in ("discovery", "test"):
         for name in chosen.all:
             for method in plan.methods:
@@ -143,8 +144,10 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
                 if adapted and name not in chosen.held_out:
                     continue
                 for seed in plan.costly_seeds if adapted else plan.seeds:
-                    # not a matter of which seeds are asked for: cells stay the same
-                    assess = target == "discovery" and (seed == 0 or (rule == target and method in ("policy", "policy-adapted")))
+                    if target == rule and method in deployed:
+                        cells.matched[target, name, method, seed] = deployed[method][name, seed]
+                        continue
+                    assess = target == "discovery" and seed == 0  # not a matter of which seeds are asked for: cells stay the same
                     cells.matched[target, name, method, seed] = circuit(name, method, target, seed, assess)
     return cells
 

@@ -269,7 +269,7 @@ def _run(
         while (queue or workers or large) and not late():
             while len(workers) < place.jobs and (cell := next_cell()) is not None:
                 workers.append(_start(place, cell))
-            if not workers:
+            if not workers:  # nothing else is left
                 workers.append(_start(replace(place, jobs=1), large.popleft()))
             ready = set(wait([w.connection for w in workers], timeout=0.5))
             for worker in [w for w in workers if w.connection in ready]:

@@ -162,11 +162,15 @@ class Tables:
             return torch.where(self.real_edges[task], each, K + MAX_PICKS)
         return torch.where(mask, each, torch.where(self.real_edges[task], each + K, 2 * K))
 
+    def one_row_a_node(self, task: Tensor) -> Tensor:
+        """The rows [n, M] of states [n] in tables of their own, before any pick."""
+        M = self.nodes.shape[1]
+        return torch.where(self.real_nodes[task], torch.arange(M, device=task.device), M + MAX_PICKS)
+
     def node_rows(self, task: Tensor, alive: Tensor) -> Tensor:
         """The rows [n, M] of states [n] with so many edges alive out of every node [n, M]."""
-        M = alive.shape[-1]
         if self.mask is not None:
-            return torch.where(self.real_nodes[task], torch.arange(M, device=task.device), M + MAX_PICKS)
+            return self.one_row_a_node(task)
         return torch.where(self.real_nodes[task], self.node_start[task] + alive, self.node_inputs.shape[1])
 
     def without_edges(self, task: Tensor, rows: Tensor) -> Tensor:
@@ -284,8 +288,7 @@ class Record:
         else:  # a node stands where the last of its edges to be picked put it
             last = torch.where(cut > 0, M + number[:, None], -1).cummax(1).values.roll(1, 1)
             last[:, 0] = -1
-            first = torch.where(tables.real_nodes[task], torch.arange(M, device=kind.device), M + MAX_PICKS)[:, None]
-            rows = torch.where(last < 0, first, last)
+            rows = torch.where(last < 0, tables.one_row_a_node(task)[:, None], last)
         return Record(states, kind, edges, node, life[:, :K], rows, left.gather(2, parent[..., None])[..., 0])
 
 
@@ -455,10 +458,10 @@ class Policy(nn.Module):
             edges[rows, p] = torch.where(picks, pick, -1)
             place, really, parent = pick[:, None], picks[:, None], tables.parent[t, pick][:, None]
             mask[rows] = m.scatter(1, place, m.gather(1, place) & ~really)
-            alive[rows] = alive[rows].scatter_add(1, parent, -really.long())
             if tables.mask is None:
                 edge_row, node_row = K + place, node_rows[rows].gather(1, parent) - 1
             else:
+                alive[rows] = alive[rows].scatter_add(1, parent, -really.long())
                 trunk.picked(p, t, pick, alive[rows].gather(1, parent))
                 edge_row, node_row = torch.full_like(place, K + p), torch.full_like(parent, M + p)
             for of_state, at, new in ((edge_rows, place, edge_row), (node_rows, parent, node_row)):
