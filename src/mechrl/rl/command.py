@@ -189,8 +189,8 @@ def train_command(
         if as_json:
             answer_json(_state(run))
         say(f"{out} holds the policy: `mechrl discover BEHAVIOUR --model {model} --policy {out}`")
-    except typer.Exit:  # asked to stop, or out of time: all ranks alike
-        leave_ranks(group)
+    except typer.Exit as left:  # asked to stop, or out of time: all ranks alike
+        leave_ranks(group, left.exit_code)
         raise
     leave_ranks(group)
 

@@ -62,12 +62,15 @@ def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
     return dist.group.WORLD, f"cuda:{local % n_gpus}"
 
 
-def leave_ranks(group: dist.ProcessGroup | None) -> None:
-    """All ranks leave together: one that goes while another is still at work may crash in gloo's threads."""
+def leave_ranks(group: dist.ProcessGroup | None, status: int = 0) -> None:
+    """All ranks leave together, for a rank may crash in gloo's threads while another goes; and at once, for it may while these are taken
+    down. Everything is written by then. Alone, a process goes its own way."""
     if group is not None:
         with suppress(RuntimeError):  # another may have heard first that all are here, and have gone
             dist.barrier(group)
-        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def describe(model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None) -> dict[str, Any]:
