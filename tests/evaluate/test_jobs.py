@@ -52,7 +52,7 @@ def without_time(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key != "seconds"}
 
 
-@pytest.mark.parametrize("method", ["acdc", "policy-adapted"])
+@pytest.mark.parametrize("method", ["acdc", "policy", "policy-adapted"])
 def test_stopped_and_continued_equals_straight(
     method: str, tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,9 +65,11 @@ def test_stopped_and_continued_equals_straight(
         monkeypatch.setattr(jobs, "stopping", stop_at(n))
         with pytest.raises(Stopped):
             jobs.do(mine, cell)
-        assert list(mine.place.scratch(cell).iterdir()) and not (tmp_path / "stopped" / "circuits").exists()
+        assert list((tmp_path / "stopped" / "work").iterdir()) and not (tmp_path / "stopped" / "circuits").exists()
     monkeypatch.setattr(jobs, "stopping", lambda: False)
     assert without_time(jobs.do(mine, cell)) == without_time(straight)
+    left = [mine.place.scratch(cell)] if method == "policy-adapted" else []  # a training that others may share
+    assert list((tmp_path / "stopped" / "work").iterdir()) == left
 
 
 def test_a_damaged_state_costs_time_only(tmp_path: Path, policy: Path) -> None:

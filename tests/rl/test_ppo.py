@@ -158,7 +158,7 @@ def test_resume_equals_a_straight_run(tmp_path, reward):
 
 def test_a_checkpoint_without_all_of_the_environment_is_refused(tmp_path, monkeypatch):
     """As an older version wrote it."""
-    monkeypatch.setattr("mechrl.rl.ppo._ENV", ("task", "mask"))
+    monkeypatch.setattr("mechrl.rl.ppo.STATE", ("task", "mask"))
     trainer().save(tmp_path / "run.safetensors")
     monkeypatch.undo()
     with pytest.raises(MechRLError, match="older version"):

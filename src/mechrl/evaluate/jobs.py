@@ -34,12 +34,13 @@ from mechrl.evaluate.work import Cell, Place, Stopped, stopping, tell
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
+from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
-from mechrl.search.problem import State
+from mechrl.search.problem import Interrupted, State
 from mechrl.search.run import Settings, prepare
 
 _SAVE_EVERY = 10.0  # seconds
@@ -73,6 +74,8 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
+    except Interrupted:
+        raise Stopped from None
     except torch.cuda.OutOfMemoryError:
         raise OutOfMemory("out of the device's memory: use fewer --jobs, --envs or --pairs") from None
     finally:
@@ -166,6 +169,8 @@ def _by_policy(
         agent, passes_before, seconds_before, began = trainer.policy, run.passes_before, run.seconds, time.perf_counter()
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
+    # beside the training, which deployments may share
+    journal = Journal(hands.place.folder / "work" / f"{cell.name}-rollouts", task.engine, stopping)
     circuit = deploy(
         model,
         behaviour,
@@ -180,7 +185,9 @@ def _by_policy(
         seconds_before=seconds_before,
         began=began,
         report=lambda step, line: tell(line),
+        journal=journal,
     )
+    journal.remove()
     return circuit, extra
 
 

@@ -53,6 +53,9 @@ MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
 LOOK_PASSES = 3 * len(LOOK)  # forward and backward
+# what a step of `VectorEnv` depends on; for one that goes on, also what was spent
+STATE = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")
+STATE_AND_SPENT = (*STATE, "renewed", "passes")
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class VectorEnv:
         self.closed = np.zeros((n, len(ACTION_TYPES)), dtype=bool)  # types of cuts that were taken back since then
         self.step_count = np.zeros(n, dtype=np.int64)
         self.finer = np.zeros(n, dtype=np.int64)  # times that the groups of edges that are traded together were halved
-        self._renewed = np.zeros((n, 2))  # edges, and passes, when the steps were last counted from 0
+        self.renewed = np.zeros((n, 2))  # edges, and passes, when the steps were last counted from 0
         self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
         self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
         self._K = np.array([task.K for task in tasks])
@@ -193,7 +196,7 @@ class VectorEnv:
         self.f[i], self.change[i], self.closed[i] = self._ceiling[task], 0.0, self._never
         self.best[i] = self.settings.potential(self.f[i], self._K[task], self._K[task], self._tau[task])
         self.step_count[i], self.finer[i] = 0, 0
-        self._renewed[i] = self._K[task], self.passes[i]
+        self.renewed[i] = self._K[task], self.passes[i]
         if self.settings.look_again:
             self.scores[i], self.looked[i] = self._first_look[task], self._K[task]
 
@@ -261,9 +264,9 @@ class VectorEnv:
     def _renew(self) -> None:
         """The steps of environments that have none left, if edges went for at most so many passes each since they were last renewed."""
         now = np.column_stack([self.mask.sum(1), self.passes])
-        went, paid = self._renewed[:, 0] - now[:, 0], now[:, 1] - self._renewed[:, 1]
+        went, paid = self.renewed[:, 0] - now[:, 0], now[:, 1] - self.renewed[:, 1]
         which = (self.step_count >= self.settings.max_steps) & (went * PASSES_PER_EDGE >= paid) & (went > 0)
-        self._renewed[which], self.step_count[which] = now[which], 0
+        self.renewed[which], self.step_count[which] = now[which], 0
 
     def _cut(self, actions: Actions) -> np.ndarray:
         """Applies the cuts; [n] bool: did an action cut what was cut already?"""

@@ -30,11 +30,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mechrl.errors import MechRLError
-from mechrl.rl.env import MAX_PICKS, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
-
-_ENV = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")  # the environment's state
 
 
 @dataclass(frozen=True)
@@ -316,7 +314,7 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Everything, in one safetensors file, written aside and moved into place. All ranks call it, the first writes."""
-        state = {name: self._gather(getattr(self.env, name)) for name in _ENV}
+        state = {name: self._gather(getattr(self.env, name)) for name in STATE}
         if self.rank:
             return
         tensors = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
@@ -345,7 +343,7 @@ class Trainer:
         for key, value in ours.items():
             if facts[key] != value:
                 raise MechRLError(f"{path}: was written with other settings ({key}); resume with the same, or start anew")
-        if any(f"env.{name}" not in tensors for name in _ENV):
+        if any(f"env.{name}" not in tensors for name in STATE):
             raise MechRLError(f"{path}: was written by an older version of MechRL; start anew")
         self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
         for i, p in enumerate(self.parameters):
@@ -354,5 +352,5 @@ class Trainer:
         self.generator.set_state(tensors["generator"])
         self.rng.bit_generator.state = facts["rng"]
         self.iteration, self.returns = facts["iteration"], tensors["returns"].numpy().copy()
-        for name in _ENV:
+        for name in STATE:
             setattr(self.env, name, tensors[f"env.{name}"].numpy()[self.mine].copy())

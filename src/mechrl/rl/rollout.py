@@ -30,7 +30,8 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STATE_AND_SPENT, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.tasks import HIGHEST_REACH, TaskSettings, aimed, task_of
@@ -100,10 +101,16 @@ class Episode:
 
 
 def rollouts(
-    policy: Policy, task: Task, reward: RewardSettings, n: int, seed: int, report: Report = lambda step, line: None
+    policy: Policy,
+    task: Task,
+    reward: RewardSettings,
+    n: int,
+    seed: int,
+    report: Report = lambda step, line: None,
+    journal: Journal | None = None,
 ) -> list[Episode]:
     """`n` sampled episodes and a greedy one, the last. Every step of all of them is one call of the engine."""
-    return many_rollouts(policy, task, reward, [(n, seed)], report)[0]
+    return many_rollouts(policy, task, reward, [(n, seed)], report, journal)[0]
 
 
 def many_rollouts(
@@ -112,6 +119,7 @@ def many_rollouts(
     reward: RewardSettings,
     asked: Sequence[tuple[int, int]],
     report: Report = lambda step, line: None,
+    journal: Journal | None = None,
 ) -> list[list[Episode]]:
     """`rollouts` for every (n, seed) that is `asked`, in one batch. The greedy episode is the same for all, and run once."""
     device = next(policy.parameters()).device
@@ -119,35 +127,93 @@ def many_rollouts(
     blocks = [slice(end - n, end) for (n, _), end in zip(asked, ends, strict=True)]
     generators = [torch.Generator(device).manual_seed(seed) for _, seed in asked]
     tables = Tables.of([task], device)
-    total = int(ends[-1]) + 1
     one = np.random.default_rng(0)  # draws the behaviours, and there is one
-    env = VectorEnv([task], total, reward, one, go_on=reward.take_back)
-    masks, f = [env.mask.copy()], [env.f.copy()]
-    cuts: list[list[tuple[int, ...]]] = [[] for _ in range(total)]
-    running = np.ones(total, dtype=bool)
-    length = np.zeros(total, dtype=np.int64)
-    while running.any():
+    env = VectorEnv([task], int(ends[-1]) + 1, reward, one, go_on=reward.take_back)
+    way = _Way(env)
+    of = {"candidates": task.candidates, "tau": np.array([task.tau]), "asked": np.array(asked)}
+    left = journal.next(of) if journal is not None else None
+    if left is not None:
+        way.follow(left)
+        for name in STATE_AND_SPENT:
+            setattr(env, name, left[f"env.{name}"].copy())
+        for generator, state in zip(generators, left["generators"], strict=True):
+            generator.set_state(torch.from_numpy(state.copy()))
+
+    def arrays() -> dict[str, np.ndarray]:
+        drawn = {"generators": np.stack([generator.get_state().numpy() for generator in generators])}
+        return of | way.arrays() | drawn | {f"env.{name}": getattr(env, name) for name in STATE_AND_SPENT}
+
+    while way.running.any():
         states = States.of(env.task, env.mask, env.globals(), env.scores, env.closed, device)
-        actions = _decide(policy, tables, states, running, blocks, generators)
-        before = env.mask.copy()
-        done = env.step(actions, restart=False).done
-        for i in np.flatnonzero(running):
-            cuts[i].append(_cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]]))
-        length += running
-        running &= ~done
-        masks.append(env.mask.copy())
-        f.append(env.f.copy())
-        edges = env.mask.sum(1).mean()
-        report(
-            len(f) - 1,
-            f"step {len(f) - 1}, {edges:,.0f} edges left, f {env.f.mean():.3f} on average",
-        )
-    all_masks, all_f = np.array(masks), np.array(f)
-    episodes = [
-        Episode(all_masks[: length[i] + 1, i], all_f[: length[i] + 1, i], tuple(cuts[i]), float(env.passes[i]))
-        for i in range(total)
-    ]
+        actions = _decide(policy, tables, states, way.running, blocks, generators)
+        way.add(actions, env, env.step(actions, restart=False).done)
+        report(way.steps, f"step {way.steps}, {env.mask.sum(1).mean():,.0f} edges left, f {env.f.mean():.3f} on average")
+        if journal is not None:
+            journal.write(arrays, ended=not way.running.any())
+    episodes = way.episodes(env.passes)
     return [[*episodes[block], episodes[-1]] for block in blocks]
+
+
+class _Way:
+    """What episodes side by side have come through. On disk a mask is what went and what came back since the one before."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.masks, self.f = [env.mask.copy()], [env.f.copy()]  # [n, K] and [n], before and after every step
+        self.cuts: list[list[tuple[int, ...]]] = [[] for _ in range(env.n)]  # of every step until the episode ended
+        self.back: list[np.ndarray] = []  # places in [n, K] where a step brought an edge back
+        self.running = np.ones(env.n, dtype=bool)
+
+    @property
+    def steps(self) -> int:
+        return len(self.back)
+
+    def add(self, actions: Actions, env: VectorEnv, done: np.ndarray) -> None:
+        before = self.masks[-1]
+        for i in np.flatnonzero(self.running):
+            self.cuts[i].append(_cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]]))
+        self.back.append(np.flatnonzero(env.mask & ~before))
+        self.running &= ~done
+        self.masks.append(env.mask.copy())
+        self.f.append(env.f.copy())
+
+    def episodes(self, passes: np.ndarray) -> list[Episode]:
+        masks, f = np.array(self.masks), np.array(self.f)
+        lengths = [len(cuts) for cuts in self.cuts]
+        return [
+            Episode(masks[: n + 1, i], f[: n + 1, i], tuple(self.cuts[i]), float(passes[i])) for i, n in enumerate(lengths)
+        ]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        cuts = [np.array(cut, dtype=np.int32) for of_one in self.cuts for cut in of_one]
+        return {
+            "way.f": np.array(self.f),
+            "way.running": self.running,
+            "way.lengths": np.array([len(of_one) for of_one in self.cuts]),
+            "way.cut": np.concatenate(cuts),
+            "way.cut_sizes": np.array([len(cut) for cut in cuts]),
+            "way.back": np.concatenate(self.back),
+            "way.back_sizes": np.array([len(back) for back in self.back]),
+        }
+
+    def follow(self, arrays: dict[str, np.ndarray]) -> None:
+        """From the beginning to where `arrays` were taken."""
+        self.f, self.running = list(arrays["way.f"]), arrays["way.running"].copy()
+        cuts = _parts(arrays["way.cut"], arrays["way.cut_sizes"])
+        ends = np.cumsum(arrays["way.lengths"])
+        of_each = [cuts[end - n : end] for n, end in zip(arrays["way.lengths"], ends, strict=True)]
+        self.cuts = [[tuple(cut.tolist()) for cut in of_one] for of_one in of_each]
+        self.back = _parts(arrays["way.back"], arrays["way.back_sizes"])
+        for step, back in enumerate(self.back):
+            mask = self.masks[-1].copy()
+            for i, of_one in enumerate(of_each):
+                if step < len(of_one):
+                    mask[i, of_one[step]] = False
+            mask.flat[back] = True
+            self.masks.append(mask)
+
+
+def _parts(all_of_them: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    return np.split(all_of_them, np.cumsum(sizes)[:-1])
 
 
 def _decide(
@@ -255,16 +321,18 @@ def deploy_together(
     seconds_before: float = 0.0,
     began: float | None = None,
     report: Report = lambda step, line: None,
+    journal: Journal | None = None,
 ) -> list[Circuit]:
     """The circuits of several deployments, each what it would be alone, passes included; only the seconds are those of all together.
 
-    What the task's engine was charged before is part of every circuit's cost. All of them trade, or none.
+    What the task's engine was charged before is part of every circuit's cost. All of them trade, or none. With a `journal` they can be
+    stopped, and go on from there.
     """
     (trades,) = {d.trades for d in deployments}
     reward = replace(reward, trades=trades and reward.take_back and policy.config.parts)
     policy = policy.with_trades() if reward.trades else policy
     began = time.perf_counter() if began is None else began
-    found = many_rollouts(policy, task, reward, [(d.rollouts, d.seed) for d in deployments], report)
+    found = many_rollouts(policy, task, reward, [(d.rollouts, d.seed) for d in deployments], report, journal)
     sampled = [sum(e.passes for e in episodes[:-1]) for episodes in found]  # what each deployment does not share with the others
     shared = passes_before + task.engine.passes - sum(sampled)
     judged = any(d.judge == "validation" for d in deployments)
@@ -275,10 +343,10 @@ def deploy_together(
         choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation)
         if reward.take_back and choice.short > 0:
             assert validation is not None
-            choice = _aim_higher(choice, model, policy, reward, validation, report)
+            choice = _aim_higher(choice, model, policy, reward, validation, report, journal)
         choices.append(choice)
         aiming.append(task.engine.passes - before)
-    seconds = seconds_before + time.perf_counter() - began
+    seconds = seconds_before + time.perf_counter() - began + (journal.seconds_before if journal is not None else 0.0)
     test = fresh(model, behaviour, TEST_SEED)
 
     def circuit(choice: _Choice, passes: float) -> Circuit:
@@ -325,7 +393,13 @@ def deploy_together(
 
 
 def _aim_higher(
-    choice: _Choice, model: Model, policy: Policy, reward: RewardSettings, validation: Engine, report: Report
+    choice: _Choice,
+    model: Model,
+    policy: Policy,
+    reward: RewardSettings,
+    validation: Engine,
+    report: Report,
+    journal: Journal | None,
 ) -> _Choice:
     """An agent that takes back what fails ends at its target on its own pairs, and so below it on others. As searches do, it aims as much
     higher as its best circuit fell short on the validation pairs, and begins anew, until one does not. Each time what was on the way to
@@ -340,7 +414,7 @@ def _aim_higher(
         task, settings = aimed(choice.task, higher(choice.task.tau, choice.short), choice.settings, reward)
         if task.ceiling <= task.tau:
             break
-        episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report)
+        episodes = rollouts(policy, task, reward, deployment.rollouts, deployment.seed, report, journal)
         choice = _Choice.of(model, task, settings, reward, deployment, episodes, validation)
         tried.append(choice)
     judged = np.array([c.judged for c in tried])
