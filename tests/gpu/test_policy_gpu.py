@@ -13,8 +13,11 @@ import torch
 
 from mechrl.rl import kernels
 from mechrl.rl.env import BATCH_SIZES, RewardSettings
+from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, replay
 from mechrl.rl.ppo import PPOConfig, Trainer
+from mechrl.rl.rollout import rollouts
+from mechrl.search.problem import Interrupted
 from tests.rl.tasks import small_task
 from tests.rl.test_policy import random_states
 
@@ -237,3 +240,17 @@ def test_a_checkpoint_continues_on_the_device(tmp_path):
     other.load(tmp_path / "run.safetensors")
     a, b = next(run.run()), next(other.run())
     assert a["episode/return"] == b["episode/return"] and a["loss/value"] == pytest.approx(b["loss/value"], rel=1e-4)
+
+
+@needs_cuda
+def test_rollouts_that_were_stopped_go_on_with_the_devices_own_noise(tmp_path):
+    reward = RewardSettings(take_back=True, look_again=0.75, tau_high=0.9, max_steps=5, margin=0.01)
+    task = small_task("gpt2", 60, 0, reward)
+    torch.manual_seed(0)
+    policy = Policy(PolicyConfig(16, parts=True, prior=5.0)).to("cuda")
+    straight = rollouts(policy, task, reward, 4, seed=0)
+    with pytest.raises(Interrupted):
+        rollouts(policy, task, reward, 4, seed=0, journal=Journal(tmp_path, task.engine, lambda: True))
+    again = rollouts(policy, task, reward, 4, seed=0, journal=Journal(tmp_path, task.engine))
+    for ours, theirs in zip(again, straight, strict=True):
+        assert np.array_equal(ours.masks, theirs.masks) and ours.cuts == theirs.cuts
