@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mechrl.behaviours import get_behaviour
+from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search import run
@@ -86,3 +87,47 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
 def needed_k(session: Session) -> int:
     """The K that the first aim needs."""
     return next(k for k in (session.k * 2**i for i in range(20)) if f_of_best(session, k) >= session.aim)
+
+
+def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by_cut(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along the last cuts of every attempt: what is taken holds on validation pairs, its next cut does not, and nothing that an attempt
+    ended with and that holds is smaller."""
+    monkeypatch.setattr(run, "N_FRESH", 10)
+    read_back = 0
+    for seed in range(3):
+        session = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.7, pairs=4, k=30, target="test", seed=seed))
+        problem, validation = session.problem, session.validation
+        assert validation is not None
+        ends: list[tuple[np.ndarray, State]] = []  # candidates, and what an attempt ended with
+        problem.checkpoint = lambda state, ends=ends, problem=problem: (
+            ends.append((problem.candidates, state)) if state.done else None
+        )
+        state = session.run()
+        circuit = session.circuit(state)
+
+        def f(edges: np.ndarray, validation: Engine = validation) -> float:
+            mask = np.zeros((1, model.graph.n_edges), dtype=bool)
+            mask[0, edges] = True
+            return float(validation.faithfulness(mask)[0])
+
+        kept = np.flatnonzero(circuit.mask)
+        assert circuit.faithfulness_validation == pytest.approx(f(kept), abs=1e-5)
+        assert sorted([*problem.candidates[state.mask], *state.order]) == problem.candidates.tolist()
+        assert circuit.mask[problem.candidates].tolist() == model.graph.prune(state.mask[None], problem.candidates)[0].tolist()
+        ended = [candidates[of.mask] for candidates, of in ends]
+        assert circuit.edges <= min((len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges)
+        if "undone" not in state.note:
+            continue
+        read_back += 1
+        assert f(kept) >= 0.7
+
+        def pruned(edges: np.ndarray, candidates: np.ndarray) -> list[int]:
+            mask = model.graph.prune(np.isin(candidates, edges)[None], candidates)[0]
+            return candidates[mask].tolist()
+
+        ways = [(candidates, np.setdiff1d(candidates, of.order[:n])) for candidates, of in ends for n in range(len(of.order) + 1)]
+        at = [i for i, (candidates, edges) in enumerate(ways) if pruned(edges, candidates) == kept.tolist()]
+        assert at and f(ways[at[-1] + 1][1]) < 0.7
+    assert read_back

@@ -35,7 +35,7 @@ from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.tasks import HIGHEST_REACH, TaskSettings, aimed, task_of
-from mechrl.search.run import ATTEMPTS, fresh, higher
+from mechrl.search.run import ATTEMPTS, fresh, higher, step_back
 
 Rule = Literal["smallest", "paper"]
 Judge = Literal["discovery", "validation"]
@@ -248,25 +248,6 @@ def best_step(episode: Episode, tau: float, rule: Rule) -> int:
     if rule == "smallest" and len(enough):
         return int(enough[-1])
     return int(np.flatnonzero(episode.f == episode.f.max())[-1])
-
-
-def step_back(
-    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray], enough_at: int = -1
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
-    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
-    `enough_at` is a step of which f ≥ τ is known.
-    """
-    steps, f = steps.copy(), f.copy()
-    low, high = np.full(len(steps), enough_at), np.where(f < tau, steps, enough_at + 1)  # f ≥ τ at low, and not at high
-    while len(which := np.flatnonzero(high - low > 1)):
-        middle = (low[which] + high[which]) // 2
-        found = measure(which, middle)
-        enough = found >= tau
-        low[which[enough]], high[which[~enough]] = middle[enough], middle[~enough]
-        better = enough | (found > f[which])
-        steps[which[better]], f[which[better]] = middle[better], found[better]
-    return steps, f
 
 
 def choose(f: np.ndarray, size: np.ndarray, tau: float, rule: Rule) -> int:

@@ -2,7 +2,9 @@
 
 With the target `test` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
 by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
-short of tau on validation pairs, it aims higher. Validation pairs answer a handful of questions, test pairs none.
+short of tau on validation pairs, it aims higher. A blockwise search orders its cuts by what they cost, so what it found is first read
+back as well, cut by cut, to where validation pairs agree; a higher aim may end larger than that, and then the smaller one is taken.
+Validation pairs answer a handful of questions, test pairs none.
 
 A search finds nothing better than its candidates: where these fall short of the aim, K is doubled until they do not.
 """
@@ -75,6 +77,22 @@ class Settings:
         return known
 
 
+@dataclass(frozen=True)
+class Found:
+    """A circuit that validation pairs have judged. `cut`: all other candidates, first cut first."""
+
+    edges: list[int]
+    cut: list[int]
+    faithfulness: float
+    validation: float
+    note: str
+
+    def rank(self, tau: float) -> tuple[bool, float]:
+        """The least is best: the smallest that is enough, else the most faithful."""
+        enough = self.validation >= tau
+        return not enough, len(self.edges) if enough else -self.validation
+
+
 @dataclass
 class Session:
     """A search that can be left and taken up again: everything that must survive, besides the search's own state."""
@@ -87,7 +105,7 @@ class Session:
     attempt: int = 0
     seconds_before: float = 0.0
     validation: Engine | None = None
-    faithfulness_validation: float | None = None
+    found: Found | None = None  # the best so far, if validation pairs judge
 
     def __post_init__(self) -> None:
         self._begin = time.perf_counter()
@@ -112,6 +130,7 @@ class Session:
             "aim": self.aim,
             "k": self.k,
             "attempt": self.attempt,
+            "found": None if self.found is None else asdict(self.found),
             "passes": self.passes,
             "seconds": self.seconds,
             "calls": problem.calls,
@@ -129,15 +148,54 @@ class Session:
             state = search(self.problem, state)
             if self.validation is None:
                 return state
-            f = float(self.validation.faithfulness(state.mask[None], self.problem.candidates)[0])
-            self.faithfulness_validation = f
-            short = self.settings.tau - f
             self.attempt += 1
-            if short <= 0 or self.attempt == ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM:
-                return state
+            found = self._judged(state)
+            short = self.settings.tau - found.validation
+            others: list[Found] = []
+            if self.settings.method == "blockwise":
+                others += [self.found] if self.found is not None else []
+                others += [self._read_back(found)] if short > 0 else []
+            self.found = min([found, *others], key=lambda one: one.rank(self.settings.tau))
+            given_up = self.attempt == ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM
+            enough = self.found.validation >= self.settings.tau and len(found.edges) >= len(self.found.edges)
+            if given_up or enough:
+                return state if self.found is found else self._state()
             self.aim = higher(self.aim, short)
             if self._widen() or self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
                 state = None
+
+    def _judged(self, state: State) -> Found:
+        """What a search ended with, and what validation pairs make of it."""
+        assert self.validation is not None
+        candidates = self.problem.candidates
+        f = float(self.validation.faithfulness(state.mask[None], candidates)[0])
+        return Found(candidates[state.mask].tolist(), state.order, state.faithfulness, f, state.note)
+
+    def _read_back(self, found: Found) -> Found:
+        """The same before its last cuts: as many as make validation pairs agree, by bisection."""
+        problem, validation, cut = self.problem, self.validation, np.array(found.cut, dtype=np.int64)
+        assert validation is not None
+        masks = lambda steps: np.stack([~np.isin(problem.candidates, cut[:step]) for step in steps])  # noqa: E731
+
+        def measure(which: np.ndarray, steps: np.ndarray) -> np.ndarray:
+            return validation.faithfulness(masks(steps), problem.candidates).double().cpu().numpy()
+
+        (step,), (f,) = step_back(np.array([len(cut)]), np.array([found.validation]), self.settings.tau, measure)
+        mask = masks([step])
+        own = float(problem.judge(mask)[0])
+        alive = problem.model.graph.prune(mask, problem.candidates)[0]
+        dead = problem.candidates[mask[0] & ~alive].tolist()
+        edges = problem.candidates[alive].tolist()
+        note = f"{len(edges)} edges; of {len(cut)} cuts the last {len(cut) - step} undone for fresh pairs"
+        return Found(edges, cut[:step].tolist() + dead, own, float(f), note)
+
+    def _state(self) -> State:
+        """What was found, among the candidates as they are now: there may be more than it was found among."""
+        assert self.found is not None
+        found, candidates = self.found, self.problem.candidates
+        mask = np.isin(candidates, found.edges)
+        never = candidates[~mask & ~np.isin(candidates, found.cut)].tolist()
+        return State(mask, never + found.cut, found.faithfulness, {}, True, found.note)
 
     def _widen(self) -> bool:
         """Doubles K until the candidates themselves reach the aim; says whether it had to."""
@@ -178,7 +236,7 @@ class Session:
             mask=mask,
             faithfulness=on_discovery,
             faithfulness_test=f(fresh(problem.model, problem.behaviour, TEST_SEED)),
-            faithfulness_validation=self.faithfulness_validation,
+            faithfulness_validation=self.found.validation if self.found is not None and complete else None,
             scores=problem.scores if settings.method in ("top-n", "greedy") else None,
             order=tuple(state.order),
             passes=passes,
@@ -229,6 +287,7 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
         engine.passes = 0.0  # the prefilter was paid for before
         problem.passes_before, problem.calls = about["passes"], about["calls"]
         session.aim, session.attempt, session.seconds_before = about["aim"], about["attempt"], about["seconds"]
+        session.found = Found(**about["found"]) if about.get("found") else None
     return session
 
 
@@ -254,6 +313,25 @@ def higher(aim: float, short: float) -> float:
     """What to aim at after falling `short` on validation pairs: as much higher, but no more than half of what is left, for f on one's own
     pairs cannot pass 1."""
     return min(_HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
+
+
+def step_back(
+    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray], enough_at: int = -1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
+    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
+    `enough_at` is a step of which f ≥ τ is known.
+    """
+    steps, f = steps.copy(), f.copy()
+    low, high = np.full(len(steps), enough_at), np.where(f < tau, steps, enough_at + 1)  # f ≥ τ at low, and not at high
+    while len(which := np.flatnonzero(high - low > 1)):
+        middle = (low[which] + high[which]) // 2
+        found = measure(which, middle)
+        enough = found >= tau
+        low[which[enough]], high[which[~enough]] = middle[enough], middle[~enough]
+        better = enough | (found > f[which])
+        steps[which[better]], f[which[better]] = middle[better], found[better]
+    return steps, f
 
 
 def fresh(model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH) -> Engine:
