@@ -23,7 +23,7 @@ from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.write import write_report
 from mechrl.report.tables import Table
 from mechrl.rl.rollout import shipped_policy
-from tests.evaluate.made_up import gated, made_up
+from tests.evaluate.made_up import gated, made_up, result_of
 
 OF_THE_POLICY = ("table-3-", "table-4-", "table-5-", "table-6-")
 
@@ -39,7 +39,7 @@ def test_the_paper_agrees_with_itself(tmp_path: Path) -> None:
     assert {a.row for a in found} > {"ceiling, metric", "ceiling, KL", "ACDC, 0.001", "ACDC, 0.003", "ACDC, 0.01"}
     assert {a.behaviour for a in found} == set(paper.COMPARISON)
     rows = by_name(all_tables(view))
-    assert len(rows) == 12 and all(row["agrees"] for row in rows["table-12-agreement"])
+    assert len(rows) == 13 and all(row["agrees"] for row in rows["table-13-agreement"])
     for row in rows["table-4-per-behaviour"]:  # ACDC: the paper's choice among its thresholds, from its sweep
         edges, f, passes = paper.COMPARISON[row["behaviour"]]["acdc"]
         assert row["ACDC, whole graph: edges"]["mean"] == edges and row["ACDC, whole graph: passes"]["mean"] == passes
@@ -60,7 +60,7 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
     for table in all_tables(view):
         assert table.command == view.command and table.rows
         headings = " ".join(table.headings)
-        if table.name not in ("table-1-features", "table-10-summary", "table-12-agreement"):
+        if table.name not in ("table-1-features", "table-10-summary", "table-12-beside", "table-13-agreement"):
             assert "seeds" in headings and "passes" in headings, table.name
     rows = by_name(all_tables(view))
     for row in rows["table-8-matched-discovery"]:
@@ -101,10 +101,57 @@ def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
     view = made_up(tmp_path, model="other", fill=False)
     assert view.count() == (0, 0, len({c.name for c in view.cells}))
     rows = by_name(all_tables(view))
-    assert "table-12-agreement" not in rows and rows["table-10-summary"] == []
+    assert "table-13-agreement" not in rows and rows["table-10-summary"] == rows["table-12-beside"] == []
     assert all(row["edges"] is None and "not done yet" in row["remarks"] for row in rows["table-8-matched-discovery"])
     written = write_report(view, tmp_path)
     assert "0 of" in written.report.read_text() and written.lines == []
+
+
+def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0, 1), only=QUICK.only))
+
+    def put(target: str, name: str, method: str, seed: int, edges: int, passes: float, reached: bool = True) -> None:
+        cell = view.cells.matched[target, name, method, seed]
+        known = {"edges_pruned": edges, "passes": passes, "reached": reached}
+        view.place.write(cell, "done", result=result_of(cell) | known)
+
+    for case, own, theirs in (
+        (("ioi", 0), (50, 100.0), (100, 400.0)),  # the policy is better on both axes
+        (("ioi", 1), (100, 400.0), (50, 100.0)),  # on neither
+        (("acronyms", 0), (80, 100.0), (80, 200.0)),  # as small, and cheaper
+        (("acronyms", 1), (70, 100.0, False), (80, 200.0)),  # short of τ
+    ):
+        put("discovery", case[0], "policy-greedy", case[1], *own)
+        put("discovery", case[0], "acdc", case[1], *theirs)
+    rows = by_name(all_tables(replace(view)))["table-12-beside"]
+    key = ("matched on", "policy", "beside")
+    by = {tuple(row[k] for k in key): {k: v for k, v in row.items() if k not in key} for row in rows}
+    part = "the policy is, where both reach τ: "
+    assert by["discovery pairs", "Policy, one greedy rollout", "ACDC"] == {
+        "both done": 4,
+        "reach τ: both": 3,
+        "reach τ: only policy": 0,
+        "reach τ: only search": 1,
+        **{part + word: n for word, n in (("smaller", 1), ("as small", 1), ("cheaper", 2), ("both", 1), ("neither", 1))},
+        "policy / search: edges": pytest.approx(1.0),
+        "policy / search: passes": pytest.approx(0.5 ** (1 / 3)),
+    }
+    # sampled rollouts on fresh pairs are run over the costly seeds alone, and compared there alone
+    assert by["fresh pairs", "Policy", "ACDC"]["both done"] == 2
+    assert by["fresh pairs", "Policy, one greedy rollout", "ACDC"]["both done"] == 4
+
+
+def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(tmp_path: Path) -> None:
+    view = made_up(tmp_path, plan=Plan(seeds=(0, 1), only=QUICK.only))
+    view.place.path(view.cells.matched["discovery", "ioi", "acdc", 1]).unlink()
+    (summary,) = [table for table in all_tables(replace(view)) if table.name == "table-10-summary"]
+    rows = {r["method"]: r for r in summary.to_json()["rows"] if r["matched on"] == "discovery pairs"}
+    kept = [view.cells.matched["discovery", *case] for case in (("ioi", "greedy", 0), ("acronyms", "greedy", 0), ("acronyms", "greedy", 1))]
+    assert rows["EAP-IG greedy"]["f discovery"] == vars(Spread.of(result_of(cell)["f"] for cell in kept))
+    assert rows["EAP-IG greedy"]["reached τ"] == "3 of 3" and rows["EAP-IG greedy"]["behaviours"] == 2
+    assert "Matched on discovery pairs, left out until every method is done with them: ioi (seed 1)." in summary.notes
+    wins = sum(int(row["smallest on"].split()[0]) for row in rows.values())
+    assert wins >= 3  # with each of three behaviours and seeds one method has the smallest circuit, or several have
 
 
 def test_failed_cells_are_shown(tmp_path: Path) -> None:
@@ -140,8 +187,8 @@ def test_the_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
     assert "http:" not in html and "https:" not in html and "<script" not in html
     assert all(uri.startswith(("data:", "#")) for uri in re.findall(r'(?:src|href)="([^"]*)"', html))
     assert "<b>ioi</b>" not in html and "&lt;b&gt;ioi&lt;/b&gt;" in html and "--model &lt;gpt2&gt;" in html
-    assert html.count("<img") == 5 and html.count("<section") == 17
-    for kind, n in (("csv", 12), ("json", 12), ("md", 12)):
+    assert html.count("<img") == 5 and html.count("<section") == 18
+    for kind, n in (("csv", 13), ("json", 13), ("md", 13)):
         assert len(list((tmp_path / "tables").glob(f"*.{kind}"))) == n
     for svg in (tmp_path / "figures").glob("*.svg"):
         assert svg.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and svg.read_bytes().startswith(b"<?xml")
@@ -225,7 +272,7 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     names = [p.name for p in (tmp_path / "cells").glob("*.json") if not p.name.startswith(("gate", "train"))]
     assert f"{len(names)} of {len(names)} cells done." in html
     tables = {p.stem: json.loads(p.read_text())["rows"] for p in (tmp_path / "tables").glob("*.json")}
-    assert len(tables) == 11 and all(tables.values())
+    assert len(tables) == 12 and all(tables.values())
     (row,) = tables["table-3-transfer"]
     assert row["behaviour"] == "acronyms" and row["zero-shot: f"]["n"] == row["warm start: f"]["n"] == 1
     # every circuit in the tables can be looked at and judged again

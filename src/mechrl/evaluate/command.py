@@ -181,7 +181,7 @@ def reproduce_command(
     ] = None,
     seeds: options.Seeds = "0,1,2",
     costly_seeds: Annotated[
-        str, typer.Option(help="Of adaptation, training from scratch and ACDC over the whole graph; comma-separated.")
+        str, typer.Option(help="Of adaptation, training from scratch, sampled rollouts on fresh pairs, ACDC over the whole graph.")
     ] = "0",
     behaviours: Annotated[
         str | None, typer.Option(help="Only these, comma-separated. [default: the paper's]", show_default=False)

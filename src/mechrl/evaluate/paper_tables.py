@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ def all_tables(view: View) -> list[Table]:
         cells = [cell for key, cell in view.cells.matched.items() if key[0] == target]
         table = comparison_table(compare.rows(cells, view.place), target, view.plan.budget, view.command, (_candidates(view),))
         tables.append(replace(table, name=f"table-{number}-matched-{target}", title=f"Table {number} · {table.title}"))
-    tables += [summary(view), validity(view)]
+    tables += [summary(view), validity(view), beside_searches(view)]
     if view.is_paper_model:
         tables.append(agreement(view))
     return tables
@@ -390,21 +391,19 @@ def acdc_sweep(view: View) -> Table:
 
 
 def summary(view: View) -> Table:
-    """Does the policy overfit its pairs less than a search does? Over the behaviours that all methods are done with."""
+    """Does the policy overfit its pairs less than a search does? Over the behaviours and seeds that all methods are done with."""
     rows: list[tuple[Value, ...]] = []
     notes = []
     for target in ("discovery", "test"):
-        compared = _compared(view, target)
-        missing = [name for name in view.chosen.all if name not in compared]
+        compared, missing = _compared(view, target)
         if missing:
-            notes.append(f"Matched on {PAIRS[target]}, left out until every method is done with them: {', '.join(missing)}.")
-        for method in view.plan.methods:
-            by_name = {name: view.results(view.cells.matched, target, name, method) for name in compared}
-            results = [r for found in by_name.values() for r in found]
+            notes.append(f"Matched on {PAIRS[target]}, left out until every method is done with them: {missing}.")
+        found = {method: _by_case(view, target, method, compared) for method in view.plan.methods}
+        for method, by_case in found.items():
+            results = list(by_case.values())
             if not results:
                 continue
-            names = [name for name, found in by_name.items() if found]
-            lost = Spread.of(r["f"] - r["f_test"] for r in results)
+            smallest = sum(_is_smallest(found, method, case) for case in by_case)
             rows.append(
                 (
                     PAIRS[target],
@@ -413,10 +412,10 @@ def summary(view: View) -> Table:
                     _median([r["passes"] for r in results]),
                     Spread.of(r["f"] for r in results),
                     Spread.of(r["f_test"] for r in results),
-                    lost,
+                    Spread.of(r["f"] - r["f_test"] for r in results),
                     f"{sum(r['reached'] for r in results)} of {len(results)}",
-                    len(names),
-                    f"{sum(_is_smallest(view, target, name, method) for name in names)} of {len(names)}",
+                    len({name for name, _ in by_case}),
+                    f"{smallest} of {len(results)}",
                 )
             )
     columns = (
@@ -434,12 +433,16 @@ def summary(view: View) -> Table:
     return Table(
         "table-10-summary",
         "Table 10 · What fresh pairs cost each method",
-        "Over the behaviours that all methods are done with, and all seeds: medians of size and passes; mean ± sd of f. “Smallest on”: "
-        "behaviours on which the method's circuits are the smallest of all that reach τ, on average over seeds.",
+        "Over the behaviours and seeds that all methods are done with: medians of size and passes; mean ± sd of f. “Smallest on”: with "
+        "how many of these the method's circuit is the smallest of all that reach τ.",
         columns,
         tuple(rows),
         view.command,
-        ("Adapted policies are run on held-out behaviours only, and over the costly seeds only.", *notes),
+        (
+            "Over the costly seeds only: adapted policies, on held-out behaviours, and the policy with its sampled rollouts on fresh "
+            "pairs. Table 12 compares like with like.",
+            *notes,
+        ),
     )
 
 
@@ -449,23 +452,96 @@ def _median(values: list[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _compared(view: View, target: str) -> list[str]:
-    """The behaviours that every method is done with, for all seeds. An adapted policy's may be missing: it is costly."""
-    missing = {
-        name
-        for (of, name, method, _), cell in view.cells.matched.items()
+Case = tuple[str, int]  # a behaviour and a seed
+
+
+def _compared(view: View, target: str) -> tuple[set[Case], str]:
+    """Where every method is done that was asked for, and in words where not. An adapted policy may be missing: it is costly."""
+    undone = {
+        (name, seed)
+        for (of, name, method, seed), cell in view.cells.matched.items()
         if of == target and method != "policy-adapted" and view.result(cell) is None
     }
-    return [name for name in view.chosen.all if name not in missing]
+    words = []
+    for name in view.chosen.all:
+        seeds = [str(seed) for seed in view.plan.seeds if (name, seed) in undone]
+        if seeds:
+            words.append(name if len(seeds) == len(view.plan.seeds) else f"{name} (seed {', '.join(seeds)})")
+    everywhere = {(name, seed) for name in view.chosen.all for seed in view.plan.seeds}
+    return everywhere - undone, ", ".join(words)
 
 
-def _is_smallest(view: View, target: str, name: str, method: str) -> bool:
-    sizes = {}
-    for other in view.plan.methods:
-        results = view.results(view.cells.matched, target, name, other)
-        if results and all(r["reached"] for r in results):
-            sizes[other] = sum(r["edges_pruned"] for r in results) / len(results)
+def _by_case(view: View, target: str, method: str, cases: set[Case] | None = None) -> dict[Case, dict[str, Any]]:
+    """What a method has found, at all cases that it is done with or at some of these."""
+    found = {
+        (name, seed): view.result(cell)
+        for (of, name, by, seed), cell in view.cells.matched.items()
+        if (of, by) == (target, method) and (cases is None or (name, seed) in cases)
+    }
+    return {case: result for case, result in found.items() if result is not None}
+
+
+def _is_smallest(found: dict[str, dict[Case, dict[str, Any]]], method: str, case: Case) -> bool:
+    sizes = {m: by[case]["edges_pruned"] for m, by in found.items() if case in by and by[case]["reached"]}
     return method in sizes and sizes[method] == min(sizes.values())
+
+
+def beside_searches(view: View) -> Table:
+    """Does the policy win, on either axis or on both? Each search beside it, where both are done."""
+    rows: list[tuple[Value, ...]] = []
+    policies = [method for method in view.plan.methods if method in compare.POLICIES]
+    for target in ("discovery", "test"):
+        for policy in policies:
+            own = _by_case(view, target, policy)
+            for method in view.plan.methods:
+                theirs = _by_case(view, target, method) if method in compare.SEARCHES else {}
+                cases = [case for case in own if case in theirs]
+                if cases:
+                    head = (PAIRS[target], NAMES[policy], NAMES[method], len(cases))
+                    rows.append((*head, *_contest([(own[case], theirs[case]) for case in cases])))
+    columns = (
+        Column("matched on", text=True),
+        Column("policy", text=True),
+        Column("beside", text=True),
+        Column("both done", 0),
+        Column("both", 0, "reach τ"),
+        Column("only policy", 0, "reach τ"),
+        Column("only search", 0, "reach τ"),
+        Column("smaller", 0, "the policy is, where both reach τ"),
+        Column("as small", 0, "the policy is, where both reach τ"),
+        Column("cheaper", 0, "the policy is, where both reach τ"),
+        Column("both", 0, "the policy is, where both reach τ"),
+        Column("neither", 0, "the policy is, where both reach τ"),
+        Column("edges", 2, "policy / search"),
+        Column("passes", 2, "policy / search"),
+    )
+    return Table(
+        "table-12-beside",
+        "Table 12 · The policy beside each search",
+        "Circuits of tables 8 and 9, behaviour by behaviour and seed by seed, where both methods are done. Both: smaller, and for fewer "
+        "passes; neither: at least as large, for at least as many. The ratios are geometric means where both reach τ.",
+        columns,
+        tuple(rows),
+        view.command,
+        ("Attribution and a policy's adaptation are charged for, its training is not.",),
+    )
+
+
+def _contest(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Value, ...]:
+    """Counts and ratios of (policy's, search's) results."""
+    both = [(p, s) for p, s in pairs if p["reached"] and s["reached"]]
+    reached = (len(both), *(sum(pair[i]["reached"] and not pair[1 - i]["reached"] for pair in pairs) for i in (0, 1)))
+    smaller = [p["edges_pruned"] < s["edges_pruned"] for p, s in both]
+    as_small = sum(p["edges_pruned"] == s["edges_pruned"] for p, s in both)
+    cheaper = [p["passes"] < s["passes"] for p, s in both]
+    won = sum(map(all, zip(smaller, cheaper, strict=True)))
+    lost = sum(not any(pair) for pair in zip(smaller, cheaper, strict=True))
+    ratios = [_geometric_mean([p[key] / s[key] for p, s in both if p[key] and s[key]]) for key in ("edges_pruned", "passes")]
+    return (*reached, sum(smaller), as_small, sum(cheaper), won, lost, *ratios)
+
+
+def _geometric_mean(values: list[float]) -> float | None:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
 def validity(view: View) -> Table:
@@ -545,8 +621,8 @@ def agreement(view: View) -> Table:
         Column("agrees", text=True),
     )
     return Table(
-        "table-12-agreement",
-        "Table 12 · Deterministic rows of the paper beside ours",
+        "table-13-agreement",
+        "Table 13 · Deterministic rows of the paper beside ours",
         f"{sum(a.agrees for a in found)} of {len(found)} rows agree: |Δf| ≤ {paper.TOLERANCE_F:g} and, where a row has a size, within "
         f"{paper.TOLERANCE_SIZE:.0%} of it. Prompts differ, so none can be exact. Ours are means over the seeds that are done.",
         columns,

@@ -1,7 +1,7 @@
 """Every table and figure of the paper for a given model: which cells that takes, and how they are read back.
 
-Costly cells (a policy's adaptation, its training from scratch, ACDC over the whole graph) have seeds of their own. Cells come in the
-order in which they matter: the first seed of everything before the second of anything.
+Costly cells (a policy's adaptation, its training from scratch, its sampled rollouts on fresh pairs, ACDC over the whole graph) have seeds
+of their own. Cells come in the order in which they matter: the first seed of everything before the second of anything.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
                 adapted = method == "policy-adapted"
                 if adapted and name not in chosen.held_out:
                     continue
-                for seed in plan.costly_seeds if adapted else plan.seeds:
+                costly = adapted or (method == "policy" and target == "test")
+                for seed in plan.costly_seeds if costly else plan.seeds:
                     if target == rule and method in deployed:
                         cells.matched[target, name, method, seed] = deployed[method][name, seed]
                         continue
