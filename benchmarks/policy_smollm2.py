@@ -41,7 +41,7 @@ from rows import Row, append, bring_together, claimed, done_cells, judged, keep_
 
 import mechrl
 from mechrl import gate
-from mechrl.behaviours import behaviours, get_behaviour
+from mechrl.behaviours import DISCOVERY_SEED, behaviours, get_behaviour
 from mechrl.engine.engine import let_go
 from mechrl.errors import MechRLError
 from mechrl.evaluate import paper
@@ -357,6 +357,8 @@ def take_over(arguments: argparse.Namespace) -> None:
         asked, result = known["arguments"], known["result"]
         cell = wanted.get(asked["behaviour"])
         if cell is None or (asked["method"], asked["target"]) != ("policy-greedy", "discovery"):
+            continue
+        if asked["seed"] != DISCOVERY_SEED:  # other pairs; here a seed is that of the rollouts, and the pairs are always these
             continue
         if not cell.agent.checksum.startswith(asked["policy"]["checksum"]):
             continue

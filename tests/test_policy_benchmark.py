@@ -195,3 +195,23 @@ def test_curves_are_drawn_from_rows(bench, out, tmp_path):
     assert all(n <= {"adapted": 2, "scratch": 3}[kind] for (_, kind), n in of.items())
     assert bench.smooth([1.0, 2.0, 3.0]) == [1.0, 1.5, 2.0]
     assert bench.smooth([0.0] * 5 + [1.0] * 10)[-1] == 1.0
+
+
+def test_greedy_rollouts_of_a_reproduction_are_taken_over_where_the_pairs_are_the_same(bench, policies, tmp_path):
+    arguments = bench.parse([str(tmp_path / "out"), *policies[:2], *SMALL, "--found", str(tmp_path)])
+    bench.bring_together(arguments.out / "rows.jsonl", None, bench.key)
+    work = bench.Bench(arguments)
+    (cell,) = [c for c in bench.cells(work.agent, None, work.shown, arguments) if (c.kind, c.behaviour) == ("zero-shot", "ioi")]
+    settings = cell.settings.to_json()
+    half = settings.pop("half")
+    names = (*bench.TAKEN, *(name for name, _ in bench.NUMBERS))
+    (tmp_path / "cells").mkdir()
+    for seed, checksum in ((0, cell.agent.checksum), (1, cell.agent.checksum), (0, "another policy's")):  # seed 1: other pairs
+        asked = {"behaviour": "ioi", "method": "policy-greedy", "target": "discovery", "seed": seed, "setting": settings}
+        asked |= {"policy": {"checksum": checksum[:16], "half": half}, "deployment": {"trades": True}}
+        result = dict.fromkeys(names, 0.9) | {"edges_pruned": 7 + seed, "candidates": 30}
+        known = {"arguments": asked, "status": "done", "result": result, "version": "0"}
+        (tmp_path / "cells" / f"circuit-{seed}-{checksum[:3]}.json").write_text(json.dumps(known))
+    bench.take_over(arguments)
+    (row,) = [row for row in bench.read(arguments.out / "rows.jsonl") if row["kind"] == "zero-shot"]
+    assert (row["edges"], row["seed"], row["rollouts"], row["behaviour"]) == (7, 0, 0, "ioi")
