@@ -585,7 +585,8 @@ def validity(view: View) -> Table:
         "table-11-validity",
         "Table 11 · Are the circuits real?",
         f"The circuits of table 8, f ≥ {view.plan.budget.tau:g} on discovery pairs. Random controls are means of 20 draws, from "
-        "each method's own candidates or from the whole graph. Other variants: mean ± sd over the family's others. Seed 0 alone.",
+        "each method's own candidates or from the whole graph. Other variants: mean ± sd over the family's others. Circuits of seed 0, and "
+        "of all seeds for the policy with its sampled rollouts.",
         columns,
         tuple(rows),
         view.command,

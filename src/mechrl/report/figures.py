@@ -139,15 +139,21 @@ def dots(ax: Axes, rows: Sequence[str], points: Sequence[Point], xlabel: str, lo
 
 
 def plain_log(ax: Axes, which: str) -> None:
-    """Ticks of a logarithmic axis as plain numbers (20, 1,000), and enough of them on a short one."""
+    """Ticks of a logarithmic axis as plain numbers (20, 1,000, 1 M), and enough of them on a short one."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = ax.xaxis if which == "x" else ax.yaxis
     low, high = ax.get_xlim() if which == "x" else ax.get_ylim()
     decades = 0.0 if low <= 0 else abs(_log10(high) - _log10(low))
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: _plain(v)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(v: float) -> str:
+    if v >= 1e6:  # or neighbours of so many digits would touch
+        return f"{v / 1e6:,.0f} M"
+    return f"{v:,.0f}" if v >= 1 else f"{v:g}"
 
 
 def _log10(x: float) -> float:

@@ -74,12 +74,13 @@ td { white-space: nowrap; }
 th { font-weight: 600; vertical-align: bottom; line-height: 1.25; }
 th.text, td.text { text-align: left; }
 td.long { white-space: normal; min-width: 22ch; }
+td.text:last-child:not(.long) { white-space: normal; min-width: 13ch; }
 thead tr:last-child th { border-bottom: 1.5px solid var(--ink); }
 thead th.group { text-align: center; border-bottom: 1px solid var(--line); color: var(--soft); font-weight: 500; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 tbody td.first { font-weight: 500; }
 .sd { color: var(--soft); }
-.dense { font-size: 12.5px; } .dense th, .dense td { padding: 4px 6px; } .dense .sd { display: block; font-size: 11.5px; }
+.snug { font-size: 12.5px; } .snug th, .snug td { padding: 4px 5.5px; } .dense .sd { display: block; font-size: 11.5px; }
 .denser { font-size: 11.5px; } .denser th, .denser td { padding: 4px 3.5px; } .denser .sd { font-size: 10.5px; }
 .denser th { overflow-wrap: anywhere; }
 figure { margin: 0; }
@@ -124,7 +125,8 @@ failed: <a href="#failed">which, and why</a>{% endif %}.</p>
 <section id="{{ table.name }}">
 <h2>{{ table.title }}</h2>
 <p class="caption">{{ table.caption }}</p>
-<div class="scroll"><table class="{{ 'dense' if table.columns | length > 10 }}{{ ' denser' if table.columns | length > 16 }}">
+{% set n = table.columns | length %}
+<div class="scroll"><table class="{{ 'snug' if n > 9 }}{{ ' dense' if n > 10 }}{{ ' denser' if n > 12 }}">
 <thead>
 {% if table.groups() | length > 1 %}
 <tr>{% for name, span in table.groups() %}<th{% if name %} class="group"{% endif %} colspan="{{ span }}">{{ name }}</th>{% endfor %}</tr>
