@@ -67,6 +67,12 @@ Entropy = Annotated[float, typer.Option(min=0, callback=_finite, help="Coefficie
 # ---- the work and what becomes of it --------------------------------------------------------------------------------
 
 Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several can share one GPU.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Workers on a Ray cluster: its address, or `auto` for the one that this machine belongs to.", show_default=False
+    ),
+]
 SaveEvery = Annotated[int, typer.Option(min=1, help="Iterations between two saves.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was left in --out.")]
 SecondsThenResume = Annotated[

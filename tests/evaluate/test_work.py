@@ -68,7 +68,7 @@ def test_workers_share_out_the_memory_of_a_gpu(tmp_path: Path, monkeypatch: pyte
     asked = []
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index)))
-    work._share_machine(Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs))
+    work.share_machine(Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs))
     assert asked == ([] if share is None else [(pytest.approx(share), 1 if device == "cuda:1" else None)])
 
 

@@ -85,6 +85,7 @@ def compare_command(
     iterations: Annotated[int, typer.Option(min=1, help="Of a policy's adaptation.")] = 80,
     out: Annotated[Path, typer.Option(help="Folder for the cells, the circuits and the tables.")] = Path("runs/compare"),
     jobs: options.Jobs = 1,
+    ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
     half: options.Half = False,
@@ -114,7 +115,7 @@ def compare_command(
     aims = parse_list(targets, "targets", compare.TARGETS)
     budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
     check_folder(out)
-    shop = Workshop(model, out, policy, device, jobs, seconds)
+    shop = Workshop(model, out, policy, device, jobs, seconds, ray)
     agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
@@ -190,6 +191,7 @@ def reproduce_command(
         str | None, typer.Option(help="Only these at matched f, comma-separated. [default: all]", show_default=False)
     ] = None,
     jobs: options.Jobs = 1,
+    ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
     half: options.Half = False,
@@ -227,7 +229,7 @@ def reproduce_command(
     if methods is not None:
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
     check_folder(out)
-    shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds)
+    shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray)
     with shop, _left(as_json, report=None):
         gated = shop.gate(",".join(plan.only) or "every")
         agent, training = agent_of(shop, plan, gated)

@@ -16,6 +16,7 @@ from mechrl.behaviours import behaviours
 from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 from mechrl.evaluate import jobs, work
+from mechrl.evaluate.cluster import Cluster, connect, has_gpus
 from mechrl.evaluate.compare import Agent, read_agent
 from mechrl.evaluate.work import Cell, Place, Progress
 from mechrl.report.tables import Table, dumps
@@ -46,16 +47,31 @@ class Gated:
 class Workshop:
     """A folder, the worker processes that fill it, and one limit of time for everything done in it."""
 
-    def __init__(self, model: str, out: Path, policy: Path | None, device: str, jobs_: int, seconds: float | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        policy: Path | None,
+        device: str,
+        jobs_: int,
+        seconds: float | None,
+        ray: str | None = None,
+    ) -> None:
+        """ray: the address of a cluster to work on."""
         from mechrl.models import resolve_device
 
+        cluster = None if ray is None else connect(ray)
+        if cluster is not None and device == "auto":  # its machines' devices count, not this one's
+            device = "cuda" if has_gpus(cluster) else "cpu"
+        device = str(resolve_device(device)) if cluster is None else device
         self.model, self.out = model, out
         self.policy, self.shipped = policy or shipped_policy(model), policy is None
         self.until = None if seconds is None else time.monotonic() + seconds
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         given = None if self.shipped else str(self.policy)
-        context = {"model": model, "device": str(resolve_device(device)), "policy": given, "command": self.command}
+        context = {"model": model, "device": device, "policy": given, "command": self.command}
         self.place = Place(out, jobs.do, jobs.Hands, context, jobs_)
+        self.crew = None if cluster is None else Cluster(self.place, cluster)
         self._signals = stop_signals()
 
     def __enter__(self) -> Workshop:
@@ -75,7 +91,7 @@ class Workshop:
     def run(self, cells: list[Cell]) -> bool:
         """True: all of them are done, or failed."""
         left = None if self.until is None else max(0.0, self.until - time.monotonic())
-        return work.run(cells, self.place, left, self.stopped, _Lines(self.place).show)
+        return work.run(cells, self.place, left, self.stopped, _Lines(self.place).show, self.crew)
 
     def need(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell without which nothing goes on."""

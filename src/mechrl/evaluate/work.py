@@ -1,4 +1,4 @@
-"""Many pieces of work on one machine, none of them done twice.
+"""Many pieces of work, none of them done twice.
 
 A *cell* is one piece of work; its result is one JSON file in `cells/`, written whole or not at all by the process that did the work.
 Cells with a file are done. Worker processes take one cell at a time. A worker that dies, whatever it died of, costs the cell it was
@@ -6,8 +6,8 @@ at: the cell goes to another worker, a bounded number of times, and then counts 
 says why; it is tried again when the work is taken up again. A cell that does not fit into a worker's share of a GPU's memory is put
 aside until all others are through, and then has the GPU for itself.
 
-Whoever is asked to stop (SIGINT, SIGTERM, or out of time) asks the workers, by SIGTERM: a cell that can leave a state behind does
-so, and goes on from there next time. Workers do not outlive their parent.
+Whoever is asked to stop (SIGINT, SIGTERM, or out of time) asks the workers: a cell that can leave a state behind does so, and goes on
+from there next time. Workers do not outlive their parent. They are processes of this machine or, with cluster.py, of many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -38,7 +38,7 @@ from mechrl.errors import MechRLError, OutOfMemory
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
-_GRACE = 60.0  # seconds to leave a state behind
+GRACE = 60.0  # seconds to leave a state behind
 _LABEL = ("kind", "behaviour", "method", "target", "seed")
 
 
@@ -129,40 +129,55 @@ def tell(line: str) -> None:
         _tell(line)
 
 
+def ask_to_stop() -> None:
+    global _asked_to_stop
+    _asked_to_stop = True
+
+
+def tell_to(listener: Callable[[str], None]) -> None:
+    global _tell
+    _tell = listener
+
+
+class Desk:
+    """Where a worker does one cell after the other. Its hands are made with the first."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self._hands = place, None
+        share_machine(place)
+
+    def do(self, cell: Cell) -> str:
+        """finished: done or failed, its file says which; crowded: it did not fit beside others; stopped."""
+        place = self.place
+        try:
+            if self._hands is None:
+                self._hands = place.hands(place)
+            place.write(cell, "done", result=place.job(self._hands, cell))
+        except Stopped:
+            return "stopped"
+        except MechRLError as exc:
+            if isinstance(exc, OutOfMemory) and place.jobs > 1:
+                return "crowded"
+            place.write(cell, "failed", reason=str(exc))
+        except Exception as exc:
+            place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
+        return "finished"
+
+
 def _work(place: Place, connection: Connection) -> None:
-    global _asked_to_stop, _tell
-
-    def stop(number: int, frame: object) -> None:
-        global _asked_to_stop
-        _asked_to_stop = True
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop())
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _share_machine(place)
-    _tell = lambda line: connection.send(("at", line))  # noqa: E731
-    hands = None
-    while not _asked_to_stop:
+    tell_to(lambda line: connection.send(("at", line)))
+    desk = Desk(place)
+    while not stopping():
         try:
             cell: Cell | None = connection.recv()
         except EOFError:
             return
-        if cell is None:
+        if cell is None or (ended := desk.do(cell)) == "stopped":
             return
-        try:
-            if hands is None:
-                hands = place.hands(place)
-            place.write(cell, "done", result=place.job(hands, cell))
-        except Stopped:
-            return
-        except MechRLError as exc:
-            if isinstance(exc, OutOfMemory) and place.jobs > 1:
-                connection.send(("crowded", ""))
-                continue
-            place.write(cell, "failed", reason=str(exc))
-        except Exception as exc:
-            place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
-        connection.send(("finished", ""))
+        connection.send((ended, ""))
 
 
 def _die_with_parent() -> None:
@@ -172,7 +187,7 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def _share_machine(place: Place) -> None:
+def share_machine(place: Place) -> None:
     """As many cores, and as much of the GPU's memory, as are left to each of the workers."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
@@ -189,12 +204,27 @@ def _share_machine(place: Place) -> None:
 # ---- the parent's side ----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: Connection
+@dataclass(eq=False)
+class Worker:
     cell: Cell
     at: str = ""
+
+
+class Crew(Protocol):
+    """Whoever does the work."""
+
+    def start(self, cell: Cell, alone: bool = False) -> Any:
+        """A new worker, with its first cell; `alone`: it has the GPU for itself."""
+
+    def news(self, workers: list[Any]) -> list[tuple[Any, str, str]]:
+        """What workers say, after half a second at most: (worker, what, line). `at`: what it is at; `finished` and `crowded` as
+        `Desk.do` has them; `died`: how."""
+
+    def give(self, worker: Any, cell: Cell | None) -> None:
+        """The next cell to one that has finished; None: there is none, it may leave."""
+
+    def stop(self, workers: list[Any]) -> None:
+        """Asks all to leave a state behind, waits, and ends those that do not."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +249,17 @@ def run(
     seconds: float | None = None,
     stopped: Sequence[int] = (),
     report: Callable[[Progress], None] = lambda progress: None,
+    crew: Crew | None = None,
 ) -> bool:
     """Does what is not done. True: every cell is done or failed; False: it was asked to stop, or out of time.
 
-    stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then.
+    stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then. crew: processes of
+    this machine by default.
     """
     place.folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(place.folder / ".lock", timeout=0):
-            return _run(cells, place, seconds, stopped, report)
+            return _run(cells, place, crew or Processes(place), seconds, stopped, report)
     except Timeout:
         raise MechRLError(f"{place.folder}: another command is at work there; wait for it, or choose another folder") from None
 
@@ -235,6 +267,7 @@ def run(
 def _run(
     cells: Sequence[Cell],
     place: Place,
+    crew: Crew,
     seconds: float | None,
     stopped: Sequence[int],
     report: Callable[[Progress], None],
@@ -243,7 +276,7 @@ def _run(
     unique = {cell.name: cell for cell in cells}
     queue = deque(cell for cell in unique.values() if not place.done(cell))
     done, failed, deaths = len(unique) - len(queue), 0, Counter[str]()
-    workers: list[_Worker] = []
+    workers: list[Worker] = []
     large: deque[Cell] = deque()  # to be done alone
 
     def show(finished: Cell | None = None) -> None:
@@ -268,43 +301,39 @@ def _run(
     try:
         while (queue or workers or large) and not late():
             while len(workers) < place.jobs and (cell := next_cell()) is not None:
-                workers.append(_start(place, cell))
+                workers.append(crew.start(cell))
             if not workers:  # nothing else is left
-                workers.append(_start(replace(place, jobs=1), large.popleft()))
-            ready = set(wait([w.connection for w in workers], timeout=0.5))
-            for worker in [w for w in workers if w.connection in ready]:
-                try:
-                    what, line = worker.connection.recv()
-                except (EOFError, ConnectionError):  # it died
-                    workers.remove(worker)
-                    reason = _bury(worker)
-                    deaths[worker.cell.name] += 1
-                    if deaths[worker.cell.name] < ATTEMPTS:
-                        queue.appendleft(worker.cell)
-                        continue
-                    place.write(worker.cell, "failed", reason=f"its process {reason}, {ATTEMPTS} times")
-                    what = "died"
+                workers.append(crew.start(large.popleft(), alone=True))
+            news = crew.news(workers)
+            for worker, what, line in news:
+                cell = worker.cell
                 if what == "at":
                     worker.at = line
                     show()
                     continue
-                finished = worker.cell if what != "crowded" else None
-                if finished is None:
-                    large.append(worker.cell)
+                workers.remove(worker)
+                if what == "died":
+                    deaths[cell.name] += 1
+                    if deaths[cell.name] < ATTEMPTS:
+                        queue.appendleft(cell)
+                        continue
+                    place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
                 else:
-                    count(finished)
-                if what != "died":
-                    workers.remove(worker)
-                    cell = None if late() else next_cell()
-                    _send(worker, cell)
-                    if cell is not None:
-                        worker.cell, worker.at = cell, ""
+                    following = None if late() else next_cell()
+                    crew.give(worker, following)
+                    if following is not None:
+                        worker.cell, worker.at = following, ""
                         workers.append(worker)
-                show(finished)
-            if not ready:
+                if what == "crowded":
+                    large.append(cell)
+                    show()
+                else:
+                    count(cell)
+                    show(cell)
+            if not news:
                 show()
     finally:
-        _stop(workers)
+        crew.stop(workers)
         for worker in workers:
             if place.done(worker.cell):  # it ended as we asked
                 count(worker.cell)
@@ -312,39 +341,61 @@ def _run(
     return done + failed == len(unique)
 
 
-def _start(place: Place, cell: Cell) -> _Worker:
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(place, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    worker = _Worker(process, ours, cell)
-    _send(worker, cell)
-    return worker
+# ---- processes of this machine --------------------------------------------------------------------------------------
 
 
-def _send(worker: _Worker, cell: Cell | None) -> None:
-    with suppress(ConnectionError):  # it died meanwhile: the next look at its connection finds out
-        worker.connection.send(cell)
+@dataclass(eq=False)
+class _Process(Worker):
+    process: BaseProcess = field(kw_only=True)
+    connection: Connection = field(kw_only=True)
 
 
-def _bury(worker: _Worker) -> str:
+class Processes:
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def start(self, cell: Cell, alone: bool = False) -> _Process:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        ours, theirs = context.Pipe()
+        place = replace(self.place, jobs=1) if alone else self.place
+        process = context.Process(target=_work, args=(place, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        worker = _Process(cell, process=process, connection=ours)
+        self.give(worker, cell)
+        return worker
+
+    def news(self, workers: list[_Process]) -> list[tuple[_Process, str, str]]:
+        ready = set(wait([w.connection for w in workers], timeout=0.5))
+        found = []
+        for worker in [w for w in workers if w.connection in ready]:
+            try:
+                found.append((worker, *worker.connection.recv()))
+            except (EOFError, ConnectionError):
+                found.append((worker, "died", _bury(worker)))
+        return found
+
+    def give(self, worker: _Process, cell: Cell | None) -> None:
+        with suppress(ConnectionError):  # it died meanwhile: the next look at its connection finds out
+            worker.connection.send(cell)
+
+    def stop(self, workers: list[_Process]) -> None:
+        for worker in workers:
+            worker.process.terminate()
+            self.give(worker, None)
+        until = time.monotonic() + GRACE
+        for worker in workers:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.connection.close()
+
+
+def _bury(worker: _Process) -> str:
     worker.process.join(5)
     code = worker.process.exitcode
     worker.connection.close()
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
-
-
-def _stop(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.process.terminate()
-        _send(worker, None)
-    until = time.monotonic() + _GRACE
-    for worker in workers:
-        worker.process.join(max(0.0, until - time.monotonic()))
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.connection.close()
