@@ -144,3 +144,28 @@ def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
         assert path.stat().st_size and (tmp_path / "circuits" / path.name).exists()
         ours, theirs = (json.loads((p / "cells" / f"{path.name.split('.')[0]}.json").read_text()) for p in (tmp_path, by_processes))
         assert ours["result"] | {"seconds": 0} == theirs["result"] | {"seconds": 0}
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_costs_no_cell_and_says_nothing_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines, as far as Ray can tell: each a raylet of its own, of which one is killed in the middle."""
+    from ray.cluster_utils import Cluster as Machines
+
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    machines = Machines()
+    try:
+        machines.add_node(num_cpus=1, include_dashboard=False)
+        second = machines.add_node(num_cpus=1)
+        options = "compare --behaviours ioi --methods blockwise --targets discovery --seeds 0,1,2,3,4,5 --pairs 8 --jobs 2 --json"
+        command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--ray", machines.address, "--out", str(tmp_path)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
+        with open(tmp_path / "log", "w") as log:
+            run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+            until(lambda: list(tmp_path.glob("cells/circuit-*.json")))
+            machines.remove_node(second, allow_graceful=False)
+            printed, _ = run.communicate(timeout=120)
+        assert run.returncode == 0, (tmp_path / "log").read_text()
+    finally:
+        machines.shutdown()
+    (row,) = json.loads(printed)["tables"][0]["rows"]
+    assert row["seeds"] == 6 and row["remarks"] == ""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,6 +81,15 @@ class Cluster:
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         each = max(1, min(max(cores), sum(cores) // place.jobs))
         self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if gpus else 0}
+
+    def __enter__(self) -> Cluster:
+        self._quiet = redirect_stdout(sys.stderr)  # Ray prints what becomes of its machines; our answers are for programs to read
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.ray.shutdown()
+        self._quiet.__exit__(None, None, None)
 
     def start(self, cell: Cell, alone: bool = False) -> _Actor:
         place = replace(self.place, jobs=1) if alone else self.place

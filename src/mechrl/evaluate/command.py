@@ -119,7 +119,7 @@ def compare_command(
     agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
-    with shop, _left(as_json, tables=[]):
+    with _left(as_json, tables=[]), shop:
         known = shop.gate(behaviours, force)
         cells = [
             circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
@@ -230,7 +230,7 @@ def reproduce_command(
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
     check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray)
-    with shop, _left(as_json, report=None):
+    with _left(as_json, report=None), shop:
         gated = shop.gate(",".join(plan.only) or "every")
         agent, training = agent_of(shop, plan, gated)
         chosen = choose(gated, plan.only)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -72,14 +73,16 @@ class Workshop:
         context = {"model": model, "device": device, "policy": given, "command": self.command}
         self.place = Place(out, jobs.do, jobs.Hands, context, jobs_)
         self.crew = None if cluster is None else Cluster(self.place, cluster)
-        self._signals = stop_signals()
+        self._opened = ExitStack()
 
     def __enter__(self) -> Workshop:
-        self.stopped = self._signals.__enter__()
+        self.stopped = self._opened.enter_context(stop_signals())
+        if self.crew is not None:
+            self._opened.enter_context(self.crew)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._signals.__exit__(kind, value, trace)
+        self._opened.__exit__(kind, value, trace)
 
     def agent(self, tau: float) -> Agent:
         return read_agent(self.policy, tau)
