@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,8 +93,11 @@ def test_no_cluster_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(library, "is_initialized", lambda: False)
     monkeypatch.setattr(library, "init", refuse)
-    with pytest.raises(MechRLError, match="no Ray cluster at 'auto': start one with `ray start --head`"):
-        cluster.connect("auto")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = f"127.0.0.1:{nobody.getsockname()[1]}"
+    for address in ("auto", "nonsense", "127.0.0.1:x", closed, f"ray://{closed}"):
+        with pytest.raises(MechRLError, match=f"no Ray cluster at '{address}': start one with `ray start --head`"):
+            cluster.connect(address)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MechRLError, match=r"pip install 'mechrl\[cluster\]'"):
         cluster.connect("auto")

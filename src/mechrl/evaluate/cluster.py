@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -30,10 +31,18 @@ def connect(address: str) -> Any:
         raise MechRLError("a cluster needs Ray: pip install 'mechrl[cluster]'") from exc
     if not ray.is_initialized():
         try:
+            _knock(address)
             ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError) as exc:
+        except (OSError, RuntimeError, ValueError) as exc:
             raise MechRLError(f"no Ray cluster at {address!r}: start one with `ray start --head`, or use --ray local") from exc
     return ray
+
+
+def _knock(address: str) -> None:
+    """Is anybody there? Ray itself would go on asking for many minutes."""
+    if address not in ("auto", "local"):
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def has_gpus(ray: Any) -> bool:
