@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+RAY := .venv/installed-ray
 
 .PHONY: help demo test test-fast lint browser clean
 .DEFAULT_GOAL := help
@@ -18,7 +19,12 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,rl,report,cluster]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,rl,report]'
+	touch $@
+
+# Ray, for the tests of clusters alone
+$(RAY): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cluster]'
 	touch $@
 
 demo: $(STAMP)
@@ -40,7 +46,7 @@ browser:
 # one process a core, each with one thread (tests/conftest.py); a file's tests stay together and share what they load
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-test: lint browser
+test: lint browser $(RAY)
 	$(PYTEST)
 
 test-fast: $(STAMP)

@@ -22,6 +22,8 @@ from mechrl.evaluate.work import Place, Progress
 from tests.evaluate import work_jobs
 from tests.evaluate.test_work import alive, attempts, cell, until
 
+pytest.importorskip("ray", reason="needs Ray: pip install -e '.[cluster]'")
+
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
