@@ -41,6 +41,8 @@ def test_json_and_markdown() -> None:
     assert known["command"] == "mechrl compare" and known["rows"][0]["ACDC: edges"] == {"mean": 12.0, "sd": 8**0.5, "n": 2}
     text = TABLE.to_markdown()
     assert "a\\|b" in text and "`mechrl compare`" in text and "A note." in text
+    prompt = Table("t", "", "", (Column("prompt", text=True),), (("def f():\n    pass",),), "").to_markdown()
+    assert "| def f(): pass |" in prompt  # a row is a line
 
 
 def test_a_row_that_does_not_fit_is_refused() -> None:

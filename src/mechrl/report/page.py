@@ -80,7 +80,7 @@ thead th.group { text-align: center; border-bottom: 1px solid var(--line); color
 tbody tr:nth-child(even) { background: var(--stripe); }
 tbody td.first { font-weight: 500; }
 .sd { color: var(--soft); }
-.snug { font-size: 12.5px; } .snug th, .snug td { padding: 4px 5.5px; } .dense .sd { display: block; font-size: 11.5px; }
+.snug { font-size: 12.5px; } .snug th, .snug td { padding: 4px 4.5px; } .dense .sd { display: block; font-size: 11.5px; }
 .denser { font-size: 11.5px; } .denser th, .denser td { padding: 4px 3.5px; } .denser .sd { font-size: 10.5px; }
 .denser th { overflow-wrap: anywhere; }
 figure { margin: 0; }

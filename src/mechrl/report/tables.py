@@ -76,7 +76,7 @@ class Table:
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
         rule = line(["---" if c.text else "---:" for c in self.columns])
         table = "\n".join([line(self.headings), rule, *map(line, self.texts())])
