@@ -70,7 +70,8 @@ Jobs = Annotated[int, typer.Option(min=1, help="Worker processes; several can sh
 Ray = Annotated[
     str | None,
     typer.Option(
-        help="Workers on a Ray cluster: its address, or `auto` for the one that this machine belongs to.", show_default=False
+        help="Workers on a Ray cluster: its address, `auto` for the one that this machine belongs to, `local` for one of its own.",
+        show_default=False,
     ),
 ]
 SaveEvery = Annotated[int, typer.Option(min=1, help="Iterations between two saves.")]

@@ -84,7 +84,7 @@ def test_actors_share_out_gpus_and_cores(tmp_path: Path, gpus, cores, device, jo
     place = Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs)
     crew = Cluster(place, Stand(gpus, *cores))
     assert crew._needs == {"num_cpus": cpus, "num_gpus": share} and crew.place.jobs == on_one
-    assert cluster.has_gpus(Stand(gpus, *cores)) == (gpus > 0)
+    assert cluster.gpus(Stand(gpus, *cores)) == gpus
 
 
 def test_no_cluster_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.rollout import trained_with
 from mechrl.rl.tasks import task_of
+from tests.stopping import stop_at
 
 BUDGET = Budget(pairs=3, k=60, thresholds=(0.01,), rollouts=1, adapt_iterations=4, transitions=16, envs=4)
 MODEL = {"model": "toy", "checksum": "0"}
@@ -34,18 +34,6 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hands(folder: Path, policy: Path) -> jobs.Hands:
     return jobs.Hands(Place(folder, jobs.do, jobs.Hands, {"model": "toy", "device": "cpu", "policy": str(policy)}))
-
-
-def stop_at(n: int) -> Callable[[], bool]:
-    """Asked to stop from the n-th look on."""
-    looks = 0
-
-    def stopping() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks >= n
-
-    return stopping
 
 
 def without_time(result: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.search.problem import Interrupted
 from tests.rl.tasks import small_task
 from tests.search.model import write_model
+from tests.stopping import stop_at
 
 TAU = 0.9
 REWARD = RewardSettings(take_back=True, look_again=0.75, tau_high=TAU, max_steps=5, margin=0.01)
@@ -38,18 +39,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def agent() -> Policy:
     torch.manual_seed(0)
     return Policy(PolicyConfig(16, parts=True, trades=True, prior=5.0))
-
-
-def after(steps: int):
-    """Asked to stop after so many steps, and at every one that follows."""
-    seen = 0
-
-    def stopping() -> bool:
-        nonlocal seen
-        seen += 1
-        return seen >= steps
-
-    return stopping
 
 
 def without_time(circuit: Circuit) -> dict:
@@ -72,7 +61,7 @@ def test_stopped_after_every_so_many_steps_equals_straight(model, tmp_path, step
     stops, folder, again = 0, tmp_path / "rollouts", []
     while not again:
         task.engine.passes = prepared + 5  # whatever another process has on its account by now
-        journal = Journal(folder, task.engine, after(steps))
+        journal = Journal(folder, task.engine, stop_at(steps))
         try:
             more = {"passes_before": -5.0, "journal": journal}
             again = deploy_together(model, behaviour, task, policy, deployments, settings, REWARD, **more)
@@ -116,7 +105,7 @@ def test_seconds_add_up(model, tmp_path, monkeypatch):
     straight = find(None)
     now[0] = 100.0
     with pytest.raises(Interrupted):
-        find(Journal(tmp_path, task.engine, after(2)))
+        find(Journal(tmp_path, task.engine, stop_at(2)))
     now[0] = 100.0
     assert find(Journal(tmp_path, task.engine)).seconds == straight.seconds
 
@@ -125,7 +114,7 @@ def test_seconds_add_up(model, tmp_path, monkeypatch):
 def test_what_does_not_fit_is_not_gone_on_from(tmp_path, what):
     task, policy = small_task("gpt2", 60, 0, REWARD), agent()
     with pytest.raises(Interrupted):
-        rollouts(policy, task, REWARD, 1, seed=0, journal=Journal(tmp_path, task.engine, after(3)))
+        rollouts(policy, task, REWARD, 1, seed=0, journal=Journal(tmp_path, task.engine, stop_at(3)))
     (path,) = tmp_path.iterdir()
     if what == "damaged":
         path.write_bytes(path.read_bytes()[:-9])

@@ -45,8 +45,9 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def has_gpus(ray: Any) -> bool:
-    return ray.cluster_resources().get("GPU", 0) > 0
+def gpus(ray: Any) -> float:
+    """Of all machines together."""
+    return ray.cluster_resources().get("GPU", 0.0)
 
 
 class _Remote:
@@ -84,12 +85,12 @@ class Cluster:
 
     def __init__(self, place: Place, ray: Any) -> None:
         self.ray = ray
-        gpus = ray.cluster_resources().get("GPU", 0) if str(place.context.get("device")).startswith("cuda") else 0
-        on_one = math.ceil(place.jobs / gpus) if gpus else 1  # actors that share a GPU, and its memory
+        shared = gpus(ray) if str(place.context.get("device")).startswith("cuda") else 0
+        on_one = math.ceil(place.jobs / shared) if shared else 1  # actors that share a GPU, and its memory
         self.place = replace(place, jobs=on_one)
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         each = max(1, min(max(cores), sum(cores) // place.jobs))
-        self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if gpus else 0}
+        self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if shared else 0}
 
     def __enter__(self) -> Cluster:
         self._quiet = redirect_stdout(sys.stderr)  # Ray prints what becomes of its machines; our answers are for programs to read
@@ -107,11 +108,13 @@ class Cluster:
         return _Actor(cell, actor=actor, doing=actor.do.remote(cell))
 
     def news(self, workers: list[_Actor]) -> list[tuple[_Actor, str, str]]:
-        ready = self._ready([w.doing for w in workers], 0.5)
+        calls = [w.doing for w in workers]
+        self.ray.wait(calls, timeout=0.5)  # for one of them; others may be through as well
+        ready = set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0])
         found = [(worker, *self._outcome(worker)) for worker in workers if worker.doing in ready]
         for worker in [w for w in workers if w.doing not in ready]:
             worker.asked = worker.asked or worker.actor.at.remote()
-            if self._ready([worker.asked], 0):
+            if self.ray.wait([worker.asked], timeout=0)[0]:
                 try:
                     line = self.ray.get(worker.asked)
                 except self.ray.exceptions.RayError:  # it died: its work will say so
@@ -119,9 +122,6 @@ class Cluster:
                 worker.asked = None
                 found += [(worker, "at", line)] if line != worker.at else []
         return found
-
-    def _ready(self, calls: list[Any], seconds: float) -> set[Any]:
-        return set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) or set(self.ray.wait(calls, timeout=seconds)[0])
 
     def _outcome(self, worker: _Actor) -> tuple[str, str]:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from statistics import geometric_mean, median
 from typing import Any
 
 from mechrl.behaviours import get_behaviour
@@ -408,8 +408,8 @@ def summary(view: View) -> Table:
                 (
                     PAIRS[target],
                     NAMES[method],
-                    _median([r["edges_pruned"] for r in results]),
-                    _median([r["passes"] for r in results]),
+                    median([r["edges_pruned"] for r in results]),
+                    median([r["passes"] for r in results]),
                     Spread.of(r["f"] for r in results),
                     Spread.of(r["f_test"] for r in results),
                     Spread.of(r["f"] - r["f_test"] for r in results),
@@ -444,12 +444,6 @@ def summary(view: View) -> Table:
             *notes,
         ),
     )
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 Case = tuple[str, int]  # a behaviour and a seed
@@ -536,12 +530,9 @@ def _contest(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Value,
     cheaper = [p["passes"] < s["passes"] for p, s in both]
     won = sum(map(all, zip(smaller, cheaper, strict=True)))
     lost = sum(not any(pair) for pair in zip(smaller, cheaper, strict=True))
-    ratios = [_geometric_mean([p[key] / s[key] for p, s in both if p[key] and s[key]]) for key in ("edges_pruned", "passes")]
-    return (*reached, sum(smaller), as_small, sum(cheaper), won, lost, *ratios)
-
-
-def _geometric_mean(values: list[float]) -> float | None:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+    ratios = [[p[key] / s[key] for p, s in both if p[key] and s[key]] for key in ("edges_pruned", "passes")]
+    means = [geometric_mean(some) if some else None for some in ratios]
+    return (*reached, sum(smaller), as_small, sum(cheaper), won, lost, *means)
 
 
 def validity(view: View) -> Table:

@@ -17,7 +17,7 @@ from mechrl.behaviours import behaviours
 from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 from mechrl.evaluate import jobs, work
-from mechrl.evaluate.cluster import Cluster, connect, has_gpus
+from mechrl.evaluate.cluster import Cluster, connect, gpus
 from mechrl.evaluate.compare import Agent, read_agent
 from mechrl.evaluate.work import Cell, Place, Progress
 from mechrl.report.tables import Table, dumps
@@ -63,7 +63,7 @@ class Workshop:
 
         cluster = None if ray is None else connect(ray)
         if cluster is not None and device == "auto":  # its machines' devices count, not this one's
-            device = "cuda" if has_gpus(cluster) else "cpu"
+            device = "cuda" if gpus(cluster) else "cpu"
         device = str(resolve_device(device)) if cluster is None else device
         self.model, self.out = model, out
         self.policy, self.shipped = policy or shipped_policy(model), policy is None

@@ -4,7 +4,7 @@ With the target `test` a circuit must be faithful on pairs that the search has n
 by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
 short of tau on validation pairs, it aims higher. A blockwise search orders its cuts by what they cost, so what it found is first read
 back as well, cut by cut, to where validation pairs agree; a higher aim may end larger than that, and then the smaller one is taken.
-Validation pairs answer a handful of questions, test pairs none.
+Validation pairs answer a handful of questions, a dozen more where a circuit is read back, test pairs none.
 
 A search finds nothing better than its candidates: where these fall short of the aim, K is doubled until they do not.
 """
