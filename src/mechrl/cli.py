@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from mechrl import __version__, options
 from mechrl.errors import MechRLError
+from mechrl.agents.planner.command import app as planner_app
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
@@ -147,6 +148,7 @@ app.command("train")(train_command)
 app.command("export")(export_command)
 app.command("view")(view_command)
 app.add_typer(bench_app, name="bench")
+app.add_typer(planner_app, name="planner")
 
 
 @bench_app.command("engine")

@@ -93,19 +93,24 @@ class ManyEngines:
     def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order what
         f gains by an edge outside, and loses by cutting one inside."""
+        wanted = np.arange(masks.shape[1]) < np.array([len(self.edges[g]) for g in which]).reshape(-1, 1)
+        return self.gradients(which, masks.astype(np.float64), wanted)
+
+    def gradients(self, which: np.ndarray, weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """[C, width] float64: −∂(KL / KL_cut)/∂M at real-valued masks `weights`, for the edges `wanted`; all others are cut."""
         which = np.asarray(which, dtype=np.int64)
         if not self.fused:
-            result = np.zeros(masks.shape)
+            result = np.zeros(weights.shape)
             for i, g in enumerate(which):
-                engine, edges = self.engines[g], self.edges[g]
-                gradient = engine.gradient(masks[i : i + 1, : len(edges)].astype(np.float64), edges).gradient[0]
-                result[i, : len(edges)] = -gradient.double().cpu().numpy() / engine.kl_cut
+                engine, kept = self.engines[g], np.flatnonzero(wanted[i, : len(self.edges[g])])
+                gradient = engine.gradient(weights[i : i + 1, kept], self.edges[g][kept]).gradient[0]
+                result[i, kept] = -gradient.double().cpu().numpy() / engine.kl_cut
             return result
-        whole = np.zeros(masks.shape, dtype=bool)
+        array = self._over_all_edges(which, wanted, passes=3)
+        over_all = np.zeros(array.shape, dtype=np.float32)
         for i, g in enumerate(which):
-            whole[i, : len(self.edges[g])] = True
-        weight = self._over_all_edges(which, masks, passes=3).astype(np.float32)
-        return self._gradients(which, self._over_all_edges(which, whole, passes=0), np.arange(len(which)), weight, masks.shape[1])
+            over_all[i, self._columns[g]] = weights[i, : len(self.edges[g])]
+        return self._gradients(which, array, np.arange(len(which)), over_all, weights.shape[1])
 
     def _gradients(self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int) -> np.ndarray:
         """[C, width] minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges], added up."""

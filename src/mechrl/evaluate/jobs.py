@@ -3,6 +3,7 @@
     gate      which behaviours the model exhibits
     curves    what attribution alone can do: ceilings, f against K, greedy circuits
     train     a policy, where none is given
+    collect   one walk: records that a planner is fitted to
     circuit   one method on one behaviour: the circuit, its cost and, if asked, whether it is real and what it adds to the ranking
 
 A circuit's seed picks its discovery pairs and everything else that is random, for searches and policies alike.
@@ -70,7 +71,7 @@ class Hands:
 
 
 def do(hands: Hands, cell: Cell) -> dict[str, Any]:
-    job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit}[cell.kind]
+    job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit, "collect": _collect}[cell.kind]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
@@ -92,6 +93,12 @@ def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
     facts = {"layers": graph.n_layers, "heads": graph.n_heads, "kv_heads": graph.n_kv_heads, "edges": graph.n_edges}
     examples = {v["name"]: _example(model, get_behaviour(v["name"])) for v in verdicts if v["pairs"]}
     return {"checksum": model.checksum, "graph": facts | {"nodes": graph.n_nodes}, "verdicts": verdicts, "examples": examples}
+
+
+def _collect(hands: Hands, cell: Cell, **walk: Any) -> dict[str, Any]:
+    from mechrl.agents.planner.jobs import collect
+
+    return collect(hands.model, hands.place, cell, **walk)
 
 
 def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:

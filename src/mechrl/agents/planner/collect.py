@@ -1,0 +1,190 @@
+"""Collecting: walks from large circuits to small ones, with edits tried on the way. What the network learns from.
+
+At every circuit of a walk single cuts and additions are tried, sets of cuts, and sets of both: cheap edges and random ones, few and
+many. f is measured on the discovery pairs and, for a part of the edits, on fresh pairs of the behaviour. The walk goes on from one of
+the sets: the smallest whose f is above a level that falls as the circuit becomes smaller, so that walks pass through circuits like those
+that searches end with. With a network (a later round) its costs are the order instead of gradients: then the edits are those that the
+agent itself would try.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from mechrl.agents.planner.features import see
+from mechrl.agents.planner.look import Look, mean_and_rms
+from mechrl.agents.planner.network import EditModel
+from mechrl.agents.planner.records import Record
+from mechrl.agents.planner.start import Start, start
+from mechrl.behaviours.base import VALIDATION_SEED, Behaviour
+from mechrl.engine import Engine
+from mechrl.models.base import Model
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    pairs: int = 20
+    fresh: int = 100
+    states: int = 11  # circuits of a walk
+    singles: int = 80  # cuts of one edge at a circuit
+    additions: int = 20
+    sets: int = 44  # sets of cuts
+    mixed: int = 16  # sets of cuts and additions
+    fresh_part: float = 0.2  # of the edits are measured on fresh pairs too
+    outside: int = 1000  # edges that may be added
+    smallest: int = 20  # edges; a walk ends below
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Walk:
+    records: list[Record]
+    passes: float
+    seconds: float
+
+
+def walk(
+    model: Model,
+    behaviour: Behaviour,
+    draw: int,
+    settings: CollectSettings,
+    network: EditModel | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Walk:
+    """One walk on one draw of discovery pairs."""
+    began = time.perf_counter()
+    rng = np.random.default_rng([draw, *behaviour.name.encode()])
+    task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.93, 0.97), least=2000)
+    assert model.tokenizer is not None
+    fresh = Engine(model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx))
+    fresh.passes = 0.0
+    mask, f = task.mask, task.f
+    records: list[Record] = []
+    while len(records) < settings.states and mask.sum() >= settings.smallest:
+        report(f"{int(mask.sum())} edges, f {f:.3f}")
+        before = mask
+        mask, f, record = _visit(task, fresh, mask, f, behaviour, draw, settings, network, rng)
+        records.append(record)
+        if mask.sum() > 0.97 * before.sum() and f < 0.9:
+            break
+    return Walk(records, task.passes + fresh.passes, time.perf_counter() - began)
+
+
+def _visit(
+    task: Start,
+    fresh: Engine,
+    mask: np.ndarray,
+    f: float,
+    behaviour: Behaviour,
+    draw: int,
+    settings: CollectSettings,
+    network: EditModel | None,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, float, Record]:
+    """Tries edits at a circuit. Where the walk goes on, and what was learned."""
+    outside = task.best_outside(mask, settings.outside)
+    look = task.looker.look(mask, outside, f)
+    alive = np.flatnonzero(mask)
+    cost, gain = _order(task, look, network, rng)
+    edits = _edits(cost, gain, settings, rng)
+    masks = task.prune(_masks(mask, alive, outside, edits))
+    f_of = task.f_of(masks)
+
+    # a second helping: sets in the order of measured costs
+    single = [i for i, (cut, add) in enumerate(edits) if len(cut) == 1 and not len(add)]
+    measured = cost.copy()
+    measured[[edits[i][0][0] for i in single]] = f_of[0] - f_of[single]
+    tried = np.array([edits[i][0][0] for i in single], dtype=np.int64)
+    by_measure = tried[np.argsort(measured[tried], kind="stable")]
+    best_adds = np.argsort(-gain, kind="stable")
+    more = []
+    for share in (0.1, 0.2, 0.3, 0.45, 0.6, 0.8):
+        cut = by_measure[: max(2, round(share * len(by_measure)))]
+        more += [(cut, best_adds[:0]), (cut, best_adds[: rng.integers(1, 6)])]
+    more = more if len(alive) <= 3 * len(tried) else []
+    if more:
+        extra = task.prune(_masks(mask, alive, outside, more))
+        edits, masks, f_of = edits + more, np.concatenate([masks, extra]), np.concatenate([f_of, task.f_of(extra)])
+
+    f_fresh = np.full(len(edits), np.nan)
+    some = np.unique([0, *rng.choice(len(edits), round(settings.fresh_part * len(edits)), replace=False)])
+    f_fresh[some] = fresh.faithfulness(masks[some], task.candidates).double().cpu().numpy()
+
+    used = np.unique(np.concatenate([add for _, add in edits])).astype(np.int64)  # only these are worth keeping
+    place = np.zeros(len(outside), dtype=np.int64)
+    place[used] = np.arange(len(used))
+    cuts, adds = np.zeros((len(edits), len(alive)), dtype=bool), np.zeros((len(edits), len(used)), dtype=bool)
+    for i, (cut, add) in enumerate(edits):
+        cuts[i, cut], adds[i, place[add]] = True, True
+    kept = Look(look.alive, look.gains, look.outside[used], look.outside_gains[:, used], float(f_of[0]))
+    first = task.first.at(np.concatenate([kept.alive, kept.outside]))
+    record = Record(behaviour.name, behaviour.family, draw, task.model.graph, kept, first, cuts, adds, f_of, f_fresh)
+
+    sizes = masks.sum(1)
+    level = min(float(rng.uniform(0.86, 0.97)), float(f_of[0]))
+    smaller = (sizes < 0.95 * len(alive)) & (sizes > 0.3 * len(alive))
+    enough = np.flatnonzero(smaller & (f_of >= level))
+    if len(enough):
+        following = enough[sizes[enough].argmin()]
+    else:
+        smaller = sizes < len(alive)
+        following = int(np.where(smaller, f_of - (sizes / len(alive)) * 0.2, -np.inf).argmax())
+    return masks[following], float(f_of[following]), record
+
+
+def _order(task: Start, look: Look, network: EditModel | None, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """What cutting costs [n], and what adding gains [m], as far as anybody knows."""
+    if network is not None:
+        import torch
+
+        with torch.no_grad():
+            first = task.first.at(np.concatenate([look.alive, look.outside]))
+            edges = network.edges(see(task.model.graph, look, first), task.model.graph)
+        cost = edges.cost.cpu().numpy().astype(np.float64)
+        return cost[: edges.n], cost[edges.n :]
+    mean, rms = mean_and_rms(look.gains)
+    negative = rng.choice([0.0, 0.3, 1.0])
+    x = mean[rng.integers(0, 2) :].mean(0)
+    return np.clip(x, 0, None) - negative * np.clip(x, None, 0) + 0.2 * rms[-1], look.outside_gains.mean(0).astype(np.float64)
+
+
+Edit = tuple[np.ndarray, np.ndarray]  # places among the circuit's edges that are cut, among those outside that are added
+
+
+def _edits(cost: np.ndarray, gain: np.ndarray, settings: CollectSettings, rng: np.random.Generator) -> list[Edit]:
+    """The first is empty."""
+    n, m, none = len(cost), len(gain), np.zeros(0, dtype=np.int64)
+    cheap, promising = np.argsort(cost, kind="stable"), np.argsort(-gain, kind="stable")
+    few = settings.singles if n <= 2000 else settings.singles // 8
+    singles = np.union1d(cheap[: few // 2], rng.permutation(n)[: few // 2])
+    additions = np.union1d(promising[: settings.additions // 2], rng.permutation(m)[: settings.additions // 2])
+    edits: list[Edit] = [(none, none)]
+    edits += [(np.array([e]), none) for e in singles]
+    edits += [(none, np.array([e])) for e in additions]
+
+    def noisy(order: np.ndarray, noise: float) -> np.ndarray:
+        return order[np.argsort(np.arange(len(order)) + noise * len(order) * rng.random(len(order)), kind="stable")]
+
+    def some_cuts(largest: float) -> np.ndarray:
+        size = int(np.exp(rng.uniform(np.log(2), np.log(max(3, largest * n)))))
+        return noisy(cheap, rng.choice([0.0, 0.02, 0.1, 0.3, 3.0], p=[0.3, 0.25, 0.2, 0.15, 0.1]))[:size]
+
+    edits += [(some_cuts(0.8), none) for _ in range(settings.sets)]
+    for _ in range(settings.mixed if m else 0):
+        a = int(np.exp(rng.uniform(0, np.log(16))))
+        edits.append((some_cuts(0.5), noisy(promising[: 8 * a], rng.choice([0.0, 0.3]))[:a]))
+    return edits
+
+
+def _masks(mask: np.ndarray, alive: np.ndarray, outside: np.ndarray, edits: list[Edit]) -> np.ndarray:
+    masks = np.repeat(mask[None], len(edits), axis=0)
+    for row, (cut, add) in zip(masks, edits, strict=True):
+        row[alive[cut]] = False
+        row[outside[add]] = True
+    return masks

@@ -1,0 +1,198 @@
+"""The learned model of the environment: what an edit, a set of cuts and additions, does to f.
+
+Every edge e is encoded by itself, with its features at the circuit M of n edges, into
+
+    c_e   the cost of cutting it alone, or for an edge outside the gain of adding it, in units of f;  c°_e the same on fresh pairs
+    z_e   what is pooled over an edit
+
+and an edit (cuts S, additions A) is predicted from sums over its edges. First order would be Δ = f(M) − f(M after the edit) =
+Σ_S c − Σ_A c. KL is quadratic near its minimum, so costs do not add up: the head corrects the sum, given how gradients of the edit's edges
+add up or cancel in each group of pairs, what z they have, and squares of signed sums (a low-rank interaction). It says how sure it is:
+
+    T(Δ) ~ Normal(μ, σ),   T(x) = asinh(x / 0.01)         f − f on fresh pairs ~ Normal(gap, σ_gap)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from mechrl.agents.planner.features import Seen
+from mechrl.agents.planner.look import ALPHAS
+from mechrl.circuit import write_atomically
+from mechrl.errors import MechRLError
+from mechrl.graph import Graph
+
+FORMAT = 1
+_UNIT = 0.01  # of f: effects below it are told apart linearly, above it logarithmically
+_SPREAD = 30.0  # of a cost times n, see `features.squash`
+_OUT_OF_REACH = 8.0  # of squashed costs: sinh(8) / 30 is fifty times an average edge
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    features: int
+    hidden: int = 128
+    pooled: int = 16
+    interaction: int = 8
+    messages: bool = False  # edges also hear from those that share a node with them
+
+
+@dataclass(frozen=True)
+class Edges:
+    """What the network thinks of the edges at one circuit: the circuit's n, then m outside."""
+
+    cost: Tensor  # [n + m] c, in units of f
+    squashed: Tensor  # [n + m] asinh(30 · n · c)
+    squashed_fresh: Tensor  # [n + m] the same of c°
+    pooled: Tensor  # [n + m, P]
+    signed: Tensor  # [n + m, I]
+    gains: Tensor  # [A, Q, n + m]
+    n: int
+    f: float
+
+    @property
+    def cost_fresh(self) -> Tensor:
+        return torch.sinh(self.squashed_fresh) / (_SPREAD * self.n)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What edits are predicted to do, [T] each."""
+
+    mu: Tensor
+    log_sigma: Tensor
+    gap: Tensor
+    log_sigma_gap: Tensor
+
+
+class EditModel(nn.Module):
+    """Features of edges and sets of them to predicted effects."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden
+        self.register_buffer("mean", torch.zeros(config.features))
+        self.register_buffer("scale", torch.ones(config.features))
+        self.encode_in = nn.Sequential(nn.Linear(config.features, width), nn.ReLU())
+        self.hear = nn.Sequential(nn.Linear(5 * width, width), nn.ReLU()) if config.messages else None
+        self.encode_out = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 + config.pooled + config.interaction)
+        )
+        of_edit = 4 + 2 * len(ALPHAS) + config.pooled + 2 * config.interaction + 5
+        self.head = nn.Sequential(nn.Linear(of_edit, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        nn.init.zeros_(self.head[-1].weight)
+        nn.init.zeros_(self.head[-1].bias)
+
+    def edges(self, seen: Seen, graph: Graph) -> Edges:
+        """Encodes every edge of a circuit and around it."""
+        device = self.mean.device
+        x = (torch.from_numpy(seen.edges).to(device) - self.mean) / self.scale
+        h = self.encode_in(x.clamp(-6, 6))
+        if self.hear is not None:
+            h = h + self.hear(torch.cat([h, *_messages(h, seen, graph)], dim=-1))
+        out = self.encode_out(h)
+        squashed = out[:, :2].clamp(-_OUT_OF_REACH, _OUT_OF_REACH)
+        pooled, signed = out[:, 2:].split([self.config.pooled, self.config.interaction], dim=-1)
+        cost = torch.sinh(squashed[:, 0]) / (_SPREAD * max(seen.n, 1))
+        gains = torch.from_numpy(seen.gains).to(device)
+        return Edges(cost, squashed[:, 0], squashed[:, 1], pooled, signed / max(seen.n, 1), gains, max(seen.n, 1), seen.f)
+
+    def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
+        """Edits at that circuit: cut [T, n] and add [T, m], 1 where an edge is cut or added."""
+        lost, won = cut @ edges.cost[: edges.n], add @ edges.cost[edges.n :]
+        sign = torch.cat([cut, -add], dim=1)  # [T, n + m]
+        first_order = torch.einsum("te,aqe->taq", sign, edges.gains)  # of every group of pairs
+        n_cut, n_add = cut.sum(1), add.sum(1)
+        pooled = (sign.abs() @ edges.pooled) / (n_cut + n_add).clamp(min=1)[:, None]
+        signed = sign @ edges.signed
+        one = torch.ones_like(lost)
+        features = torch.cat(
+            [
+                torch.stack(
+                    [squash(lost), squash(won), squash(lost - won), squash(cut @ edges.cost[: edges.n].abs())], dim=1
+                ),
+                squash(first_order.mean(-1)),
+                squash(first_order.square().mean(-1).add(1e-16).sqrt()),
+                pooled,
+                squash(signed),
+                squash(signed.square()),
+                torch.stack(
+                    [n_cut.log1p(), n_add.log1p(), n_cut / edges.n, one * edges.f, one * float(np.log(edges.n))], dim=1
+                ),
+            ],
+            dim=1,
+        )
+        out = self.head(features)
+        return Effect(squash(lost - won) + out[:, 0], out[:, 1] - 0.5, 0.1 * out[:, 2], 0.5 * out[:, 3] - 3.5)
+
+
+def squash(x: Tensor) -> Tensor:
+    """T: of effects on f."""
+    return torch.asinh(x / _UNIT)
+
+
+def _messages(h: Tensor, seen: Seen, graph: Graph) -> list[Tensor]:
+    """[n + m, H] each: means over the circuit's edges with the same source, the same reader, into the source, out of what is fed."""
+    source, reader = torch.from_numpy(seen.source).to(h.device), torch.from_numpy(seen.reader).to(h.device)
+    by_source = _mean_of(h[: seen.n], source[: seen.n], graph.n_sources)
+    by_reader = _mean_of(h[: seen.n], reader[: seen.n], graph.n_receivers)
+    node, fed = (torch.from_numpy(x).to(h.device) for x in feeds(graph))
+    into = _mean_of(by_reader[fed], node, graph.n_sources)
+    out = _mean_of(by_source[node], fed, graph.n_receivers)
+    return [by_source[source], by_reader[reader], into[source], out[reader]]
+
+
+def _mean_of(h: Tensor, index: Tensor, size: int) -> Tensor:
+    total = h.new_zeros(size, h.shape[1]).index_add_(0, index, h)
+    count = h.new_zeros(size).index_add_(0, index, h.new_ones(len(index)))
+    return total / count.clamp(min=1)[:, None]
+
+
+def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (node, reader): what feeds a node. A head has a q, k and v, heads of a group share the last two; an MLP has one."""
+    H, G, pairs = graph.n_heads, graph.n_kv_heads, []
+    for layer in range(graph.n_layers):
+        for h in range(H):
+            kv = h * G // H
+            reads = (graph.receiver(layer, "q", h), graph.receiver(layer, "k", kv), graph.receiver(layer, "v", kv))
+            pairs += [(graph.head(layer, h), r) for r in reads]
+        pairs.append((graph.mlp(layer), graph.receiver(layer, "mlp")))
+    nodes, readers = np.array(pairs).T
+    return nodes, readers
+
+
+def save_model(path: Path, model: EditModel, about: dict[str, Any]) -> None:
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    metadata = {"format": str(FORMAT), "config": json.dumps(asdict(model.config)), "about": json.dumps(about)}
+    write_atomically(path, save(state, metadata))
+
+
+def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[EditModel, dict[str, Any]]:
+    """A network and what was said about it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            known = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        if known["format"] != str(FORMAT):
+            raise MechRLError(f"{path}: a planner of format {known['format']}; this version reads {FORMAT}")
+        about = json.loads(known["about"])
+        model = EditModel(NetworkConfig(**json.loads(known["config"])))
+        model.load_state_dict(state)
+    except FileNotFoundError as exc:
+        raise MechRLError(f"{path}: no such file") from exc
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as exc:
+        raise MechRLError(f"{path}: not a planner, or damaged; train one with `mechrl planner train`") from exc
+    return model.to(device).eval(), about

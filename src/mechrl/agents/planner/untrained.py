@@ -1,0 +1,37 @@
+"""The control: the same agent with costs that nothing has learned. What the planner does better than this, its training does."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechrl.agents.planner.features import Seen
+from mechrl.agents.planner.network import _SPREAD, Edges, Effect, squash
+from mechrl.graph import Graph
+
+SIGMA = 1.0  # of T(Δ): what sums of gradients are off by
+
+
+class Gradients:
+    """Costs and gains straight from a look: the gradient at the circuit itself (`local`), its size, or integrated gradients."""
+
+    def __init__(self, kind: str = "integrated") -> None:
+        self.kind = kind
+
+    def edges(self, seen: Seen, graph: Graph) -> Edges:
+        gains = torch.from_numpy(seen.gains)
+        n, mean = max(seen.n, 1), seen.gains.mean(1)  # [A, n + m]
+        cost = mean[-1].copy()
+        if self.kind == "integrated":
+            cost[:n] = mean[:-1, :n].mean(0)
+        elif self.kind == "absolute":
+            cost[:n] = np.abs(cost[:n])
+        there = torch.from_numpy(cost)
+        squashed, nothing = torch.asinh(_SPREAD * n * there), there.new_zeros(len(cost), 0)
+        return Edges(there, squashed, squashed, nothing, nothing, gains, n, seen.f)
+
+    def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
+        lost = cut @ edges.cost[: edges.n] - add @ edges.cost[edges.n :]
+        zero = torch.zeros_like(lost)
+        return Effect(squash(lost), zero + float(np.log(SIGMA)), zero, zero - 3.5)
