@@ -255,7 +255,7 @@ class Bench:
     def shown(self) -> dict[str, Gated]:
         """The behaviours that the models exhibit, of those asked for."""
         models = [agent.model for agent in (self.agent, self.other) if agent is not None]
-        asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours()
+        asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours(with_relations=False)
         for name in models:
             for behaviour in asked:
                 row: Row = {"kind": "gate", "model": name, "behaviour": behaviour.name, "split": behaviour.split}
@@ -458,7 +458,7 @@ def tables(rows: list[Row]) -> list[str]:
             for row in rows
             if row.get("policy") == policy or (row["kind"] in UNTRAINED and row["configuration"] == first["configuration"])
         ]
-        shown = gated(rows, first["model"], [b.name for b in behaviours()])
+        shown = gated(rows, first["model"], [b.name for b in behaviours(with_relations=False)])
         chosen = choose(shown)
         title = f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
         lines += [title, "", *(note + "\n" for note in chosen.notes), *_of_policy(mine, shown, chosen.held_out)]

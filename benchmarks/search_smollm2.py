@@ -189,7 +189,7 @@ def take_over(arguments: argparse.Namespace) -> None:
     """CPR and CMD are computed here; all else is what the reproduction measured."""
     rows = bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
     model = load_model(arguments.model, device=arguments.device)
-    wanted = [cell for cell in cells([b.name for b in behaviours()]) if cell.key not in rows]
+    wanted = [cell for cell in cells([b.name for b in behaviours(with_relations=False)]) if cell.key not in rows]
     for cell, circuit, device in found_in(arguments.found, wanted):
         row = {**about(cell), "model": circuit.model, "version": circuit.version, "device": device, **result(circuit)}
         append(arguments.out / "rows.jsonl", [row | areas(model, circuit)])
@@ -212,7 +212,7 @@ def measure(arguments: argparse.Namespace) -> None:
     path = arguments.out / "rows.jsonl"
     rows = {row["key"]: row for row in read(path)} if arguments.claims else bring_together(path, arguments.resume, of_cell)
     model = load_model(arguments.model, device=arguments.device)
-    asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours()]
+    asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours(with_relations=False)]
     verdicts = [gate.judge(model, get_behaviour(name)) for name in asked]
     for verdict in verdicts:
         if not verdict.exhibited:

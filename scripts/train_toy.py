@@ -95,7 +95,7 @@ def make_texts(tokenizer: Tokenizer, rng: Random) -> tuple[list[list[int]], int]
     lexicon = Lexicon(tokenizer)
     texts: list[str] = []
     n_first = 0
-    for behaviour in sorted(behaviours(), key=lambda behaviour: behaviour.family not in FIRST):
+    for behaviour in sorted(behaviours(with_relations=False), key=lambda behaviour: behaviour.family not in FIRST):
         assert callable(behaviour.source)
         share = SHARE.get(behaviour.name, SHARE.get(behaviour.family, 1.0))
         n = 0
@@ -211,7 +211,7 @@ def loss_of(model: GPT2LMHeadModel, tokens: Tensor, length: Tensor) -> tuple[Ten
 
 
 def all_pairs(tokenizer: Tokenizer, seed: int, n: int) -> dict[Behaviour, Pairs]:
-    return {behaviour: behaviour.pairs(tokenizer, n, seed, n_ctx=CONTEXT) for behaviour in behaviours()}
+    return {behaviour: behaviour.pairs(tokenizer, n, seed, n_ctx=CONTEXT) for behaviour in behaviours(with_relations=False)}
 
 
 def table(model: GPT2LMHeadModel, pairs_of: dict[Behaviour, Pairs]) -> list[dict]:

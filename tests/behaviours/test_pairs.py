@@ -13,7 +13,7 @@ from mechrl.errors import MechRLError
 from mechrl.models.tokenizer import Tokenizer
 from tests.behaviours import tokenizers
 
-ALL = pytest.mark.parametrize("behaviour", behaviours(), ids=lambda behaviour: behaviour.name)
+ALL = pytest.mark.parametrize("behaviour", behaviours(with_relations=False), ids=lambda behaviour: behaviour.name)
 KINDS = ("word_level", "gpt2", pytest.param("smollm2", marks=pytest.mark.real))
 CAPITALS_ARE_FEW = {"country-capital"}
 
@@ -82,7 +82,7 @@ def test_fewer_words_still_make_pairs() -> None:
 
     unknown = frozenset((MALE_NAMES + FEMALE_NAMES)[::2])
     tokenizer = tokenizers.word_level(unknown)
-    for behaviour in behaviours():
+    for behaviour in behaviours(with_relations=False):
         pairs = behaviour.pairs(tokenizer, 20)
         assert len(pairs) == 20
         assert not any(name in text.replace(",", "").split() for name in unknown for text, _ in pairs.texts)

@@ -16,12 +16,12 @@ from mechrl.evaluate.work import Cell, Place
 
 
 def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> Gated:
-    names = [b.name for b in behaviours() if b.name not in without]
+    names = [b.name for b in behaviours(with_relations=False) if b.name not in without]
     verdicts = {
         b.name: {"name": b.name, "exhibited": b.name in names, "reason": "accuracy 0.50 < 0.8", "accuracy": 1.0}
-        for b in behaviours()
+        for b in behaviours(with_relations=False)
     }
-    examples = {b.name: {"prompt": f"The <b>{b.name}</b> & co. of", "answer": "it"} for b in behaviours()}
+    examples = {b.name: {"prompt": f"The <b>{b.name}</b> & co. of", "answer": "it"} for b in behaviours(with_relations=False)}
     graph = {"layers": 12, "heads": 12, "kv_heads": 12, "edges": 32491, "nodes": 158}
     return Gated({"model": model, "checksum": "0"}, graph, names, verdicts, examples)
 

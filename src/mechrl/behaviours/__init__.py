@@ -1,4 +1,4 @@
-"""Behaviours: the paper's nineteen, other wordings of them, induction, and the user's own from a file."""
+"""Behaviours: the paper's nineteen, other wordings of them, induction, relations, and the user's own from a file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mechrl.behaviours import (
     induction,
     ioi,
     multiple_choice,
+    relations,
     subject_verb,
     syllogism,
 )
@@ -66,19 +67,23 @@ _FAMILIES = (
     multiple_choice,
     induction,
 )
-# In the order of the paper's table; the wordings and induction, which it does not have, come last.
-_ALL = tuple(
+# In the order of the paper's table; the wordings and induction, which it does not have, come after it, the relations last.
+_TEMPLATES = tuple(
     behaviour
     for split in ("train", "held-out", "extra")
     for family in _FAMILIES
     for behaviour in family.BEHAVIOURS
     if behaviour.split == split
 )
+_ALL = (*_TEMPLATES, *relations.BEHAVIOURS)
 
 
-def behaviours(split: Split | None = None) -> tuple[Behaviour, ...]:
-    """All built-in behaviours, or those of a split."""
-    return tuple(behaviour for behaviour in _ALL if split in (None, behaviour.split))
+def behaviours(split: Split | None = None, with_relations: bool = True) -> tuple[Behaviour, ...]:
+    """All built-in behaviours, or those of a split.
+
+    Without the relations they are those that the embedded model was trained on and the benchmarks were run for.
+    """
+    return tuple(b for b in (_ALL if with_relations else _TEMPLATES) if split in (None, b.split))
 
 
 def get_behaviour(name_or_path: str | Path) -> Behaviour:
@@ -117,9 +122,12 @@ class _Listener:
 
 
 def words(split: Callable[[str], list[str]]) -> list[str]:
-    """Every token of the built-in behaviours, templates and fillers, for a word-level tokenizer that splits text so."""
+    """Every token of the built-in behaviours, templates and fillers, for a word-level tokenizer that splits text so.
+
+    The relations are not among them: they ask for knowledge of words, which a model of this vocabulary has no text for.
+    """
     listener = _Listener(split)
-    for behaviour in _ALL:
+    for behaviour in _TEMPLATES:
         for part in PARTS:
             behaviour.pairs(listener, 100, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
     return sorted(listener.heard)

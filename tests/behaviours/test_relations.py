@@ -1,0 +1,111 @@
+"""Few-shot relations: what must hold for their words and pairs, and that SmolLM2 exhibits every one."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechrl import gate
+from mechrl.behaviours import PARTS, Behaviour, behaviours, get_behaviour, relations, words
+from mechrl.errors import MechRLError
+from mechrl.models import load_model
+from mechrl.models.tokenizer import Tokenizer
+from tests.behaviours import tokenizers
+
+RELATIONS = relations.BEHAVIOURS
+ALL = pytest.mark.parametrize("behaviour", RELATIONS, ids=lambda behaviour: behaviour.name)
+
+
+def words_of(behaviour: Behaviour) -> dict[str, str]:
+    assert isinstance(behaviour.source, partial)
+    return dict(behaviour.source.args[0])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizers.smollm2()
+
+
+def test_they_are_behaviours_like_any_other() -> None:
+    assert behaviours()[-len(RELATIONS) :] == RELATIONS
+    assert behaviours(with_relations=False) + RELATIONS == behaviours()
+    assert get_behaviour("comparative") is RELATIONS[0]
+    assert not {b.family for b in RELATIONS} & {b.family for b in behaviours(with_relations=False)}
+    names = [b.name for b in behaviours()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_embedded_models_words_are_none_of_theirs() -> None:
+    assert "comparative" in {b.name for b in RELATIONS} and "oldest" not in words(str.split)
+
+
+@ALL
+def test_words_are_asked_about_once(behaviour: Behaviour) -> None:
+    assert isinstance(behaviour.source, partial)
+    pairs = behaviour.source.args[0]
+    assert len(words_of(behaviour)) == len(pairs) and 12 <= len(pairs) <= 46
+    assert all(word == word.strip() and word.isalnum() for pair in pairs for word in pair)
+
+
+@pytest.mark.real
+@ALL
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**40), part=st.sampled_from(PARTS))
+def test_pairs_are_sound(tokenizer: Tokenizer, behaviour: Behaviour, seed: int, part) -> None:
+    answer_of = words_of(behaviour)
+    pairs = behaviour.pairs(tokenizer, 20, seed, part)
+    assert pairs == behaviour.pairs(tokenizer, 20, seed, part) and len(set(pairs.texts)) == 20
+    for clean, corrupt, (answer,), (foil,), texts in zip(
+        pairs.clean, pairs.corrupt, pairs.answers, pairs.foils, pairs.texts, strict=True
+    ):
+        assert len(clean) == len(corrupt) and answer != foil
+        (*shots, query), (*same, other) = (text.split("\n") for text in texts)
+        assert shots == same and len(set(shots)) == relations.SHOTS
+        assert all(answer_of[first] == second for first, second in (shot.split(" -> ") for shot in shots))
+        query, other = query.removesuffix(" ->"), other.removesuffix(" ->")
+        assert not {query, other} & {word for shot in shots for word in shot.split(" -> ")}
+        assert tokenizer.decode([answer]) == f" {answer_of[query]}" and tokenizer.decode([foil]) == f" {answer_of[other]}"
+
+
+@pytest.mark.real
+@ALL
+def test_parts_have_hundreds_and_share_nothing(tokenizer: Tokenizer, behaviour: Behaviour) -> None:
+    prompts = []
+    for part in PARTS:
+        pairs = behaviour.pairs(tokenizer, 200, part=part)
+        assert len(set(pairs.texts)) == 200
+        prompts.append({prompt for text in pairs.texts for prompt in text})
+    for one, other in itertools.combinations(prompts, 2):
+        assert not one & other
+
+
+@ALL
+def test_without_the_words_there_are_no_pairs(behaviour: Behaviour) -> None:
+    with pytest.raises(MechRLError, match=f"'{behaviour.name}' cannot be built for this tokenizer: .*words"):
+        behaviour.pairs(tokenizers.word_level())
+
+
+def test_toy_exhibits_none_and_says_why() -> None:
+    toy = load_model("toy")
+    for behaviour in RELATIONS:
+        verdict = gate.judge(toy, behaviour)
+        assert not verdict.exhibited and "cannot be built for this tokenizer" in verdict.reason
+
+
+@ALL
+def test_gpt2_has_the_words(behaviour: Behaviour) -> None:
+    for part in PARTS:
+        assert len(behaviour.pairs(tokenizers.gpt2(), 50, part=part)) == 50
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_smollm2_exhibits_every_one() -> None:
+    model = load_model("smollm2")
+    verdicts = [gate.judge(model, behaviour) for behaviour in RELATIONS]
+    assert {v.name: v.reason for v in verdicts if not v.exhibited} == {}
+    assert {v.pairs for v in verdicts} == {gate.N_PAIRS}
