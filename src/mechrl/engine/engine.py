@@ -52,7 +52,7 @@ class Gradient:
     """The objective of every circuit and its gradient with respect to every given edge weight."""
 
     value: Tensor  # [C, batch]
-    gradient: Tensor  # [C, n]; of the objective summed over the batch's mean
+    gradient: Tensor  # [C, n]; of the objective's mean over the batch. By groups of pairs: [C, groups, n], of each group's part in it
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,14 @@ class Engine:
         edges: np.ndarray | None = None,
         objective: Objective | None = None,
         against_full: bool = False,
+        groups: int | None = None,
     ) -> Gradient:
         """The objective (default: KL) at real-valued masks and its gradient with respect to them.
 
         weights: [C, E], or [C, n] over `edges` (all others are cut). A weight of 0 still gets its gradient.
         against_full: take d(objective)/d(stream of v) here, but multiply it with a_clean(u) − a_corr(u) of the whole model
             instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
+        groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
         """
         values = np.atleast_2d(weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights))
         edge_set, order = self._edge_set(edges)
@@ -178,6 +180,8 @@ class Engine:
         self._charge(len(values), 1 + _BACKWARD_PASSES)
         values = values[:, order]
         parts = []
+        if groups is not None and self.fused:
+            raise MechRLError("gradients by groups of pairs are not for a GPU; use one engine a group")
         if against_full and values.shape[1] != self.graph.n_edges:
             raise MechRLError("against_full needs the whole graph")
         with self._precision():
@@ -186,15 +190,15 @@ class Engine:
             elif against_full:
                 plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
                 against = self._whole_model(plan)
-                parts = [self._gradient(plan, values[i : i + 1], objective, against) for i in range(len(values))]
+                parts = [self._gradient(plan, values[i : i + 1], objective, against, groups) for i in range(len(values))]
             else:
                 for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
                     plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
-                    parts.append(self._gradient(plan, values[chunk], objective, None))
+                    parts.append(self._gradient(plan, values[chunk], objective, None, groups))
         result_values, result_grads = zip(*parts, strict=True)
         gradient = torch.cat(result_grads)
         if isinstance(order, np.ndarray):
-            gradient = torch.empty_like(gradient).index_copy_(1, torch.from_numpy(order).to(gradient.device), gradient)
+            gradient = torch.empty_like(gradient).index_copy_(-1, torch.from_numpy(order).to(gradient.device), gradient)
         return Gradient(torch.cat(result_values), gradient)
 
     # ---- running a plan ---------------------------------------------------------------------------------------------
@@ -253,15 +257,17 @@ class Engine:
         return run.store
 
     def _gradient(
-        self, plan: Plan, values: np.ndarray, objective: Objective | None, against: Store | None
+        self, plan: Plan, values: np.ndarray, objective: Objective | None, against: Store | None, groups: int | None
     ) -> tuple[Tensor, Tensor]:
         if not plan.n_outputs:
-            return self._no_gradient(values, objective)
+            value, gradient = self._no_gradient(values, objective)
+            return value, gradient if groups is None else gradient[:, None].repeat(1, groups, 1)
         with torch.no_grad():
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
         value, grad_final = self._objective(final, objective)
-        return value[run.output], run.backward(grad_final, against).view(values.shape)
+        gradient = run.backward(grad_final, against, groups or 1).view(-1, *values.shape)  # [groups, C, n]
+        return value[run.output], gradient[0] if groups is None else gradient.transpose(0, 1)
 
     def _gradients_fused(
         self, edge_set: EdgeSet, values: np.ndarray, objective: Objective | None, against_full: bool
@@ -497,10 +503,11 @@ class _Run:
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
-    def backward(self, grad_final: Tensor, against: Store | None) -> Tensor:
-        """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge); recomputes stage by stage."""
+    def backward(self, grad_final: Tensor, against: Store | None, groups: int = 1) -> Tensor:
+        """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge) [groups, n]; recomputes stage by stage."""
         assert self.weight is not None
-        result = grad_final.new_zeros(len(self.weight))
+        result = grad_final.new_zeros(groups, len(self.weight))
+        of_pairs, of_tokens = self.cache.groups(groups)
         grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, torch.zeros_like(self.store.flat))
         for stage in reversed(self.plan.stages):
             with torch.no_grad():
@@ -519,8 +526,9 @@ class _Run:
                 for pool, grad, last in ((stage.full, grad_x[0], None), (stage.last, grad_x[1], self.cache.last_token)):
                     for block in self._blocks_of(pool):
                         assert grad is not None
-                        of_edges = mix_backward(block, self.store, grads, grad[block.jobs], last, against)
-                        result.index_add_(0, torch.from_numpy(block.edge).to(result.device), of_edges)
+                        some_groups = of_tokens if last is None else of_pairs
+                        of_edges = mix_backward(block, self.store, grads, grad[block.jobs], last, against, some_groups)
+                        result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
         return result
 
     # ---- one stage --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ read twice, rows are added one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,16 +126,24 @@ def mix(
 
 
 def mix_backward(
-    block: Block, store: Store, grads: Store, grad: Tensor, last_token: Tensor | None, against: Store | None
+    block: Block,
+    store: Store,
+    grads: Store,
+    grad: Tensor,
+    last_token: Tensor | None,
+    against: Store | None,
+    groups: Sequence[slice] = (slice(None),),
 ) -> Tensor:
-    """Adds to `grads` what `grad` [j, tokens, d] means for the rows; returns d(loss)/d(weight) of the block's edges.
+    """Adds to `grads` what `grad` [j, tokens, d] means for the rows; returns d(loss)/d(weight) of the block's edges [groups, n].
 
-    d/dW = grad · row. With `against`, the rows of another run stand in the place of this one's (attribution needs that).
+    d/dW = grad · row, summed over the tokens of each group. With `against`, the rows of another run stand in the place of this one's
+    (attribution needs that).
     """
     of_store = store if against is None else against
-    reference = _rows(block, of_store, last_token).reshape(block.weights.shape[1], -1)
-    wanted = grad.reshape(len(grad), -1) @ reference.T  # [j, rows]
-    per_edge = wanted[_index(block.job_place, grad), _index(block.row_place, grad)]
+    reference = _rows(block, of_store, last_token)
+    job, row = _index(block.job_place, grad), _index(block.row_place, grad)
+    wanted = [grad[:, some].flatten(1) @ reference[:, some].flatten(1).T for some in groups]  # [j, rows] each
+    per_edge = torch.stack([of_group[job, row] for of_group in wanted])
 
     if block.stream is not None:
         grad = grad.new_zeros(len(block.weights), *grad.shape[1:]).index_add_(0, block.stream, grad)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -75,6 +76,13 @@ class PairsCache:
     def all_active(self) -> bool:
         """Every (pair, position) is an active token: nothing to scatter."""
         return self.n_tokens == self.n_pairs * self.n_positions
+
+    def groups(self, n: int) -> tuple[list[slice], list[slice]]:
+        """So many groups of consecutive pairs, as equal as can be: their places among the pairs, and among the active tokens."""
+        bounds = np.linspace(0, self.n_pairs, n + 1).round().astype(int).tolist()
+        first = [*self.layout[:, 2].tolist(), self.n_tokens]
+        pairs = [slice(a, b) for a, b in pairwise(bounds)]
+        return pairs, [slice(first[s.start], first[s.stop]) for s in pairs]
 
 
 def join(caches: Sequence[PairsCache]) -> PairsCache:

@@ -29,12 +29,12 @@ from mechrl.models.base import Model
 class CollectSettings:
     pairs: int = 20
     fresh: int = 100
-    states: int = 11  # circuits of a walk
-    singles: int = 80  # cuts of one edge at a circuit
-    additions: int = 20
-    sets: int = 44  # sets of cuts
-    mixed: int = 16  # sets of cuts and additions
-    fresh_part: float = 0.2  # of the edits are measured on fresh pairs too
+    states: int = 8  # circuits of a walk
+    singles: int = 40  # cuts of one edge at a circuit
+    additions: int = 12
+    sets: int = 28  # sets of cuts
+    mixed: int = 12  # sets of cuts and additions
+    fresh_part: float = 0.15  # of the edits are measured on fresh pairs too
     outside: int = 1000  # edges that may be added
     smallest: int = 20  # edges; a walk ends below
 

@@ -33,7 +33,7 @@ def collect_command(
     network: Annotated[
         Path | None, typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False)
     ] = None,
-    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 11,
+    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
     jobs: options.Jobs = 1,
     ray: options.Ray = None,
     device: options.Device = "auto",
@@ -81,7 +81,7 @@ def train_command(
     draws: Draws = "0,1",
     out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path("runs/planner"),
     rounds: Annotated[int, typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far.")] = 2,
-    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 11,
+    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
     epochs: Epochs = 24,
     seed: options.Seed = 0,
     jobs: options.Jobs = 1,

@@ -19,7 +19,6 @@ import numpy as np
 from mechrl.behaviours.base import Pairs
 from mechrl.engine import Engine
 from mechrl.engine.many import ManyEngines
-from mechrl.models.base import Model
 
 ALPHAS = (0.21, 0.79, 1.0)  # the first two are the Gauss points of the path from the empty circuit to M
 GROUPS = 4
@@ -37,42 +36,56 @@ class Look:
 
 
 class Looker:
-    """Takes looks at circuits of one batch of pairs. All of them choose among the same edges, `candidates`."""
+    """Takes looks at circuits of one engine. All of them choose among the same edges, `candidates`."""
 
-    def __init__(self, model: Model, pairs: Pairs, kl_cut: float) -> None:
-        self.kl_cut = kl_cut
-        groups = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
-        self.engines = [Engine(model, pairs.take(group.tolist())) for group in groups]
-        for engine in self.engines:
-            engine.passes = 0.0
-        self.choose(np.arange(model.graph.n_edges))
+    def __init__(self, engine: Engine, pairs: Pairs) -> None:
+        self.engine = engine
+        self.by_group: list[Engine] = []
+        if engine.fused:  # all groups are one call there
+            parts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
+            self.by_group = [Engine(engine.model, pairs.take(part.tolist()), tf32=engine.tf32) for part in parts]
+            for part in self.by_group:
+                part.passes = 0.0
+        self.choose(np.arange(engine.graph.n_edges))
 
     @property
     def passes(self) -> float:
-        return sum(engine.passes for engine in self.engines)
+        """What looks cost beyond the engine's own account."""
+        return sum(engine.passes for engine in self.by_group)
 
     def choose(self, candidates: np.ndarray) -> None:
         self.candidates = candidates
-        self._many = ManyEngines(self.engines, [candidates] * len(self.engines))
+        self._many = ManyEngines(self.by_group, [candidates] * len(self.by_group)) if self.by_group else None
 
     def look(self, mask: np.ndarray, outside: np.ndarray, f: float) -> Look:
         """Gradients at the circuit `mask` [n], and at α = 1 also for `outside`, places among the candidates.
 
         The whole graph is not looked at with α = 1: KL is at its minimum there, and every gradient is zero.
         """
-        alive, q = np.flatnonzero(mask), len(self.engines)
-        whole = len(alive) == self.engines[0].graph.n_edges
-        alphas = ALPHAS[:-1] if whole else ALPHAS
-        wanted = np.repeat(mask[None], len(alphas), axis=0)
-        wanted[len(ALPHAS) - 1 :, outside] = True
-        weights = np.array(alphas)[:, None] * mask
-        found = self._many.gradients(np.tile(np.arange(q), len(alphas)), np.repeat(weights, q, axis=0), np.repeat(wanted, q, axis=0))
-        found = found.reshape(len(alphas), q, -1) * (np.array([engine.kl_cut for engine in self.engines])[:, None] / self.kl_cut)
-        found = found[:, np.arange(GROUPS) % q].astype(np.float32)  # with fewer pairs than groups, groups are repeated
+        alive = np.flatnonzero(mask)
         gains = np.zeros((len(ALPHAS), GROUPS, len(alive)), dtype=np.float32)
-        gains[: len(alphas)] = found[:, :, alive]
-        outside_gains = np.zeros((GROUPS, len(outside)), dtype=np.float32) if whole else found[-1][:, outside]
+        outside_gains = np.zeros((GROUPS, len(outside)), dtype=np.float32)
+        path = np.array(ALPHAS[:-1])[:, None].repeat(len(alive), axis=1)
+        gains[:-1] = self._gradients(alive, path)
+        if len(alive) < self.engine.graph.n_edges:
+            both = np.concatenate([alive, outside])
+            found = self._gradients(both, (np.arange(len(both)) < len(alive))[None].astype(np.float64))[0]
+            gains[-1], outside_gains = found[:, : len(alive)], found[:, len(alive) :]
         return Look(self.candidates[alive], gains, self.candidates[outside], outside_gains, f)
+
+    def _gradients(self, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """[C, GROUPS, n] g at masks `weights` [C, n] over some of the candidates. Its mean over groups is that of all pairs."""
+        if self._many is None:
+            gradient = self.engine.gradient(weights, self.candidates[places], groups=GROUPS).gradient
+            return -GROUPS * gradient.double().cpu().numpy() / self.engine.kl_cut
+        q = len(self.by_group)
+        wide = np.zeros((len(weights) * q, len(self.candidates)))
+        wide[:, places] = np.repeat(weights, q, axis=0)
+        wanted = np.zeros(wide.shape, dtype=bool)
+        wanted[:, places] = True
+        found = self._many.gradients(np.tile(np.arange(q), len(weights)), wide, wanted)[:, places].reshape(len(weights), q, -1)
+        found *= np.array([engine.kl_cut for engine in self.by_group])[:, None] / self.engine.kl_cut
+        return found[:, np.arange(GROUPS) % q]  # of fewer pairs than groups some stand twice
 
 
 def mean_and_rms(gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ Every trial teaches: `bias` is how far trials fell short of what was predicted, 
 trials fail, bolder edits are off the table, down to single edges. When these fail as well, the costs of the cheapest edges and the gains
 of the best are measured one by one, and the last edits go by those. The episode ends when nothing is left to believe in.
 
-On fresh pairs the aim is τ plus the network's predicted gap between f on the discovery pairs and f on others (holdout.py).
+On fresh pairs the aim is τ plus the network's predicted gap between f on the discovery pairs and f on others (session.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ ADDITIONS = (0, 1, 2, 3, 5, 8, 13, 21)
 GRID = 28  # numbers of cuts that are thought about
 TRIALS = 4  # at once
 OUTSIDE = 1000  # edges that may be added
-KAPPA = 0.7
+KAPPA = 0.7  # all of the slack is worth a circuit smaller by the factor exp(1 / κ)
+LEAST_SLACK = 0.002
 LAST = 0.05  # of log n: when planned edits promise less, what is left of f is spent
+BOLD, SAFE = 0.2, 0.9  # chances of success
+ROOM = 0.02  # of f above the aim; with more a round is never the last, however little it has won
+PASSES_PER_EDGE = 20  # what a round may cost for every edge that goes
 MEASURED = 10  # cuts, when plans have failed
 MEASURED_GAINS = 4
 
@@ -78,12 +82,13 @@ class Edits:
 
     masks: np.ndarray
     size: np.ndarray
+    added: np.ndarray
     mu: np.ndarray
     sigma: np.ndarray
     gap: np.ndarray
 
     def take(self, index: np.ndarray) -> Edits:
-        return Edits(self.masks[index], self.size[index], self.mu[index], self.sigma[index], self.gap[index])
+        return Edits(*(x[index] for x in (self.masks, self.size, self.added, self.mu, self.sigma, self.gap)))
 
 
 @dataclass
@@ -95,7 +100,6 @@ class Planner:
     tau: float
     fresh: bool = False  # aim at f on fresh pairs
     offset: float = 0.0  # added to the predicted gap; what validation pairs have taught
-    trials: int = TRIALS
 
     def begin(self) -> Episode:
         return Episode(self.start.mask, self.start.f)
@@ -112,18 +116,22 @@ class Planner:
         if episode.f < self.tau:
             episode.done, episode.note = True, f"the first circuit has f = {episode.f:.3f}, below tau"
             return
+        passes, n = self.start.passes, int(episode.mask.sum())
         thought = self._think(episode)
         if self.fresh:
-            episode.gap = float(self._effects(thought, [(thought.alive[:0], thought.alive[:0])]).gap[0]) + self.offset
-        reach = 1.0  # how many cuts are thinkable, as a part of the circuit
-        while reach * len(thought.alive) >= 1:
+            episode.gap = float(self._effects(thought, [(thought.alive[:0], thought.alive[:0])]).gap[0])
+        reach, found = 1.0, False  # how many cuts are thinkable, as a part of the circuit
+        while not found and reach * n >= 1:
             edits = self._plan(episode, thought, reach)
-            tried = self._try(episode, edits)
-            if tried is not None:
-                return
-            reach = min(reach / 3, 1 / 3 if edits is None else float((len(thought.alive) - edits.size.min()) / len(thought.alive)) / 2)
-        if not self._by_measuring(episode, thought):
-            episode.done, episode.note = True, f"{len(thought.alive)} edges; no edit makes it smaller"
+            found = edits is not None and self._try(episode, edits)
+            smallest = n / 3 if edits is None else (n - edits.size.max()) / 2
+            reach = min(reach / 3, smallest / n)
+        if not found and not self._by_measuring(episode, thought):
+            episode.done, episode.note = True, f"{n} edges; no edit makes it smaller"
+            return
+        won, spent = n - int(episode.mask.sum()), self.start.passes - passes
+        if spent > PASSES_PER_EDGE * won and episode.f - self._aim(episode.gap) < ROOM:
+            episode.done, episode.note = True, f"{n - won} edges; edits hardly make it smaller"
 
     # ---- planning ---------------------------------------------------------------------------------------------------
 
@@ -147,22 +155,26 @@ class Planner:
         if not edits:
             return None
         planned = self._effects(thought, edits)
-        slack = max(episode.f - self._aim(episode.gap), 2e-3)
-        level = episode.f - self._aim(planned.gap)  # what an edit may lose
+        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
         shifted = planned.mu + episode.bias * planned.sigma
-        succeeds = _normal_cdf((_t(level) - shifted) / planned.sigma)
-        loses = _t_inverse(shifted)
-        gains = np.log(n / np.maximum(planned.size, 1))
-        worth = succeeds * (gains - loses / (KAPPA * slack))
+        succeeds = _normal_cdf((_t(episode.f - self._aim(planned.gap)) - shifted) / planned.sigma)
+        shrinks = np.log(n / np.maximum(planned.size, 1))
+        worth = succeeds * (shrinks - _t_inverse(shifted) / (KAPPA * slack))
         smaller = planned.size < n
         if worth[smaller].max(initial=0) < LAST:
-            worth = succeeds * gains
+            worth = succeeds * shrinks
+        best = int(np.where(smaller, worth, -np.inf).argmax())
         chosen: list[int] = []
-        for wanted in (worth, np.where(succeeds > 0.2, worth_of_bold(gains), -1), succeeds * (gains > 0.5 * gains[worth.argmax()]), worth):
+        for wanted in (
+            worth,
+            np.where(succeeds > BOLD, shrinks, -np.inf),
+            np.where(succeeds > SAFE, shrinks, -np.inf),
+            np.where(planned.added != planned.added[best], worth, -np.inf),
+        ):
             value = np.where(smaller, wanted, -np.inf)
             for i in chosen:  # something else
                 value[np.abs(planned.size - planned.size[i]) <= 0.08 * (n - planned.size[i])] = -np.inf
-            if np.isfinite(value).any() and len(chosen) < self.trials:
+            if np.isfinite(value).any():
                 chosen.append(int(value.argmax()))
         return planned.take(np.array(chosen)) if chosen else None
 
@@ -181,7 +193,7 @@ class Planner:
         masks = self.start.prune(masks)
         mu, sigma = effect.mu.cpu().numpy(), effect.log_sigma.clamp(-3.5, 2).exp().cpu().numpy()
         gap = effect.gap.cpu().numpy() + self.offset if self.fresh else np.zeros(len(edits))
-        return Edits(masks, masks.sum(1), mu.astype(np.float64), sigma.astype(np.float64), gap)
+        return Edits(masks, masks.sum(1), add.sum(1), mu.astype(np.float64), sigma.astype(np.float64), gap)
 
     def _aim(self, gap: np.ndarray | float) -> np.ndarray | float:
         """The f on the discovery pairs that is enough."""
@@ -189,21 +201,19 @@ class Planner:
 
     # ---- trying -----------------------------------------------------------------------------------------------------
 
-    def _try(self, episode: Episode, edits: Edits | None) -> Episode | None:
+    def _try(self, episode: Episode, edits: Edits) -> bool:
         """Measures edits, learns from them, and takes the best if any is good enough."""
-        if edits is None:
-            return None
         f = self.start.f_of(edits.masks)
         z = (_t(episode.f - f) - edits.mu) / edits.sigma
         episode.bias = float(np.clip(0.6 * episode.bias + 0.4 * z.mean(), -2, 3))
         return self._take(episode, edits.masks, edits.size, f, edits.gap)
 
-    def _take(self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> Episode | None:
+    def _take(self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> bool:
         n = int(episode.mask.sum())
-        slack = max(episode.f - self._aim(episode.gap), 2e-3)
+        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
         good = (f >= self._aim(gap)) & (size < n)
         if not good.any():
-            return None
+            return False
         worth = np.log(n / np.maximum(size, 1)) + (f - episode.f) / (KAPPA * slack)
         if worth[good].max() < LAST:  # the end is near
             worth = np.log(n / np.maximum(size, 1)) + 1e-3 * (f - episode.f)
@@ -211,7 +221,7 @@ class Planner:
         episode.path.append(episode.mask)
         episode.mask, episode.f, episode.gap = masks[i], float(f[i]), float(gap[i])
         episode.note = f"{int(size[i])} edges"
-        return episode
+        return True
 
     def _by_measuring(self, episode: Episode, thought: Thought) -> bool:
         """Costs and gains of a few edges, one pass each, and trades among them."""
@@ -232,17 +242,12 @@ class Planner:
         if not trades:
             return False
         planned = self._effects(thought, trades)
-        for first in range(0, len(trades), self.trials):
-            order = np.argsort(planned.size, kind="stable")[first : first + self.trials]
+        for first in range(0, len(trades), TRIALS):
+            order = np.argsort(planned.size, kind="stable")[first : first + TRIALS]
             some = planned.take(order)
-            if self._take(episode, some.masks, some.size, self.start.f_of(some.masks), some.gap) is not None:
+            if self._take(episode, some.masks, some.size, self.start.f_of(some.masks), some.gap):
                 return True
         return False
-
-
-def worth_of_bold(gains: np.ndarray) -> np.ndarray:
-    """Smaller is better."""
-    return gains
 
 
 def _t(x: np.ndarray | float) -> np.ndarray:

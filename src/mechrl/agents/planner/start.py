@@ -37,6 +37,23 @@ class Start:
         """[C] float64 f of circuits [C, n] over the candidates."""
         return self.engine.faithfulness(np.atleast_2d(masks), self.candidates).double().cpu().numpy()
 
+    @classmethod
+    def again(
+        cls,
+        model: Model,
+        behaviour: Behaviour,
+        pairs: int,
+        seed: int,
+        first: First,
+        candidates: np.ndarray,
+        mask: np.ndarray,
+        f: float,
+    ) -> Start:
+        """What was begun before; nothing is measured or charged."""
+        engine, looker = _engines(model, behaviour, pairs, seed)
+        looker.choose(candidates)
+        return cls(model, engine, looker, first, candidates, mask, f)
+
     def prune(self, masks: np.ndarray) -> np.ndarray:
         return self.model.graph.prune(masks, self.candidates)
 
@@ -51,12 +68,7 @@ def start(model: Model, behaviour: Behaviour, pairs: int, seed: int, enough: flo
 
     least: edges of the first circuit.
     """
-    if model.tokenizer is None:
-        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
-    engine = Engine(model, drawn)
-    engine.passes = 0.0
-    looker = Looker(model, drawn, engine.kl_cut)
+    engine, looker = _engines(model, behaviour, pairs, seed)
     graph = model.graph
     look = looker.look(np.ones(graph.n_edges, dtype=bool), np.zeros(0, dtype=np.int64), 1.0)
     order = np.argsort(-strength(look.gains), kind="stable")
@@ -71,3 +83,12 @@ def start(model: Model, behaviour: Behaviour, pairs: int, seed: int, enough: flo
             break
     looker.choose(found.candidates)
     return found
+
+
+def _engines(model: Model, behaviour: Behaviour, pairs: int, seed: int) -> tuple[Engine, Looker]:
+    if model.tokenizer is None:
+        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
+    drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
+    engine = Engine(model, drawn)
+    engine.passes = 0.0
+    return engine, Looker(engine, drawn)
