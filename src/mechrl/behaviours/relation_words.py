@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 Words = tuple[tuple[str, str], ...]
 
 
@@ -13,8 +15,7 @@ def _pairs(text: str) -> Words:
 
 def _successors(text: str) -> Words:
     """Each word with the one after it."""
-    words = text.split()
-    return tuple(zip(words, words[1:], strict=False))
+    return tuple(pairwise(text.split()))
 
 
 def _inverse(words: Words) -> Words:
@@ -124,19 +125,6 @@ ADJECTIVE_NOUN = _pairs("""
     possible possibility, safe safety, beautiful beauty, honest honesty, difficult difficulty, certain certainty,
     stable stability, simple simplicity, secure security, equal equality
 """)
-NOUN_ADJECTIVE = _pairs("""
-    danger dangerous, fame famous, mystery mysterious, religion religious, nerve nervous, poison poisonous,
-    beauty beautiful, power powerful, use useful, care careful, help helpful, success successful, peace peaceful,
-    wonder wonderful, color colorful, pain painful, faith faithful, rain rainy, sun sunny, wind windy, cloud cloudy,
-    salt salty, dirt dirty, luck lucky, noise noisy, health healthy, wealth wealthy, nation national, music musical,
-    culture cultural, nature natural, person personal, tradition traditional, emotion emotional, history historical,
-    center central, origin original, science scientific, economy economic, hero heroic, energy energetic
-""")
-ADJECTIVE_VERB = _pairs("""
-    wide widen, dark darken, bright brighten, short shorten, strength strengthen, weak weaken, soft soften, hard harden,
-    sharp sharpen, fright frighten, threat threaten, fast fasten, tight tighten, loose loosen, broad broaden,
-    deep deepen, length lengthen, thick thicken, sweet sweeten, flat flatten, light lighten, black blacken, red redden
-""")
 
 # ---- knowledge ------------------------------------------------------------------------------------------------------
 
@@ -226,19 +214,9 @@ STATE_ABBREVIATION = _pairs("""
 
 # ---- sequences ------------------------------------------------------------------------------------------------------
 
-DAY_SUCCESSOR = _successors("Monday Tuesday Wednesday Thursday Friday Saturday Sunday Monday")
-DAY_SUCCESSOR += _successors("Mon Tue Wed Thu Fri Sat Sun Mon")
 MONTH_SUCCESSOR = _successors(MONTHS)
 NUMBER_SUCCESSOR = _successors(NUMBERS)
-NUMBER_PREDECESSOR = _inverse(NUMBER_SUCCESSOR)
 LETTER_SUCCESSOR = _successors(LETTERS)
-ORDINAL_SUCCESSOR = _successors("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth")
-ORDINAL = _pairs("""
-    one first, two second, three third, four fourth, five fifth, six sixth, seven seventh, eight eighth, nine ninth,
-    ten tenth, eleven eleventh, twelve twelfth, thirteen thirteenth, fifteen fifteenth, sixteen sixteenth,
-    eighteen eighteenth, nineteen nineteenth, twenty twentieth
-""")
-ROMAN = _pairs("one I, two II, three III, four IV, five V, six VI, seven VII, eight VIII, nine IX, ten X, eleven XI, twelve XII, thirteen XIII, fourteen XIV, fifteen XV, sixteen XVI, seventeen XVII, eighteen XVIII, nineteen XIX, twenty XX")
 MONTH_ABBREVIATION = _pairs("""
     January Jan, February Feb, March Mar, April Apr, June Jun, July Jul, August Aug, September Sep, October Oct,
     November Nov, December Dec, Monday Mon, Tuesday Tue, Wednesday Wed, Thursday Thu, Friday Fri, Saturday Sat,
@@ -254,9 +232,10 @@ COMMON = """
 """
 CAPITALISE = tuple((word, word.capitalize()) for word in COMMON.split())
 LOWERCASE = _inverse(CAPITALISE)
-UPPERCASE = tuple((word, word.upper()) for word in """
+SHORT = """
     the and for not you all new one day end yes now red big top get set out good free love life time best stop open next
     start home work news book data file test list name type key
-""".split())
+"""
+UPPERCASE = tuple((word, word.upper()) for word in SHORT.split())
 FIRST_LETTER = tuple((word, word[0].upper()) for word in COMMON.split())
 WORD_REPEAT = tuple((word, word) for word in COMMON.split())
