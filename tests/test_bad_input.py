@@ -330,7 +330,7 @@ def test_a_run_whose_files_are_cut_off(command: list[str], capsys: pytest.Captur
         assert cli.run(with_(command, "out")) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.splitlines()[-1].startswith(
-        "mechrl: cannot read or write: File too large; raise the"
+        "mechrl: out/model.safetensors: cannot be written (File too large); raise the"
     )
     assert json.loads(Path("out/run.json").read_text())
     assert all(json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines())

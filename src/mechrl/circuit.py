@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 
 import mechrl
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.graph import Graph
 from mechrl.models.base import Model
 
@@ -329,23 +328,3 @@ def _encode(value: object) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
     except ValueError as exc:
         raise MechRLError("the circuit has a faithfulness or score that is not a number; check the model and its pairs") from exc
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Whoever reads `path` sees the old file or the new one, never half of one."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as exc:  # Ctrl-C too leaves nothing behind
-        with suppress(OSError):  # there may be no such file, nor a folder for it
-            temporary.unlink()
-        if not isinstance(exc, OSError):
-            raise
-        a_file = isinstance(exc, FileExistsError | NotADirectoryError)
-        why = "a folder on the way to it is a file" if a_file else exc.strerror
-        raise MechRLError(f"{path}: cannot be written ({why})") from exc

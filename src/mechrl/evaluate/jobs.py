@@ -23,7 +23,7 @@ import torch
 from mechrl import gate
 from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
-from mechrl.circuit import Circuit, write_atomically
+from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.engine.engine import let_go
 from mechrl.errors import MechRLError, OutOfMemory
@@ -31,6 +31,7 @@ from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting
 from mechrl.evaluate.validity import validate
 from mechrl.evaluate.work import Cell, Place, Stopped, stopping, tell
+from mechrl.files import write_atomically
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task

@@ -31,10 +31,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
 import mechrl
 from mechrl.errors import MechRLError, OutOfMemory
+from mechrl.files import write_atomically
+from mechrl.one_writer import only_writer
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
@@ -96,8 +96,6 @@ class Place:
         return known is not None and known["status"] == "done"
 
     def write(self, cell: Cell, status: str, **what: Any) -> None:
-        from mechrl.circuit import write_atomically  # brings torch along, which not every worker needs
-
         known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
         content = known | what | {"version": mechrl.__version__, "context": self.context}
         write_atomically(self.path(cell), (json.dumps(content, indent=1) + "\n").encode())
@@ -256,12 +254,8 @@ def run(
     stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then. crew: processes of
     this machine by default.
     """
-    place.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(place.folder / ".lock", timeout=0):
-            return _run(cells, place, crew or Processes(place), seconds, stopped, report)
-    except Timeout:
-        raise MechRLError(f"{place.folder}: another command is at work there; wait for it, or choose another folder") from None
+    with only_writer(place.folder):
+        return _run(cells, place, crew or Processes(place), seconds, stopped, report)
 
 
 def _run(

@@ -10,8 +10,9 @@ import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
+from mechrl.one_writer import one_writer
 from mechrl.search.command import answer_circuit
-from mechrl.terminal import Live, answer, answer_json, check_folder, say, stop_signals, working
+from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
@@ -51,6 +52,7 @@ Prefilter = Annotated[
 ]
 
 
+@one_writer
 def train_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "train",
@@ -195,6 +197,7 @@ def train_command(
     leave_ranks(group)
 
 
+@one_writer
 def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
@@ -233,7 +236,6 @@ def discover_command(
     folder = policy or shipped_policy(model)
     agent = load_policy(folder)
     settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
-    check_folder(out)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
     if not force:
@@ -249,6 +251,7 @@ def discover_command(
     _print(circuit, out / "circuit.json", as_json)
 
 
+@one_writer
 def adapt_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
@@ -346,7 +349,6 @@ def _check_out(out: Path, resume: bool) -> None:
     """What the run would refuse after its preparations, which may take long, is refused before them."""
     from mechrl.rl.train import CHECKPOINT
 
-    check_folder(out)
     left = (out / CHECKPOINT).exists()
     if resume and not left:
         raise MechRLError(f"{out}: no checkpoint to resume from; start without --resume")

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from mechrl.circuit import write_atomically
 from mechrl.engine import Engine
+from mechrl.files import write_atomically
 from mechrl.search.problem import Interrupted
 
 _EVERY = 10.0  # seconds

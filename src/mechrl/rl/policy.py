@@ -30,10 +30,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mechrl.attribution import ORDERS
+from mechrl.files import write_atomically
 from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, PART, TRADE, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
@@ -497,9 +498,8 @@ class Policy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """config.json and model.safetensors, in the hub's manner."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
+        write_atomically(folder / "model.safetensors", save({k: v.contiguous() for k, v in self.state_dict().items()}))
+        write_atomically(folder / "config.json", (json.dumps(asdict(self.config), indent=1) + "\n").encode())
 
     def with_trades(self) -> Policy:
         """The policy, with exchanges for one more action if it knows none: at the bias with which they begin, whatever the state is."""

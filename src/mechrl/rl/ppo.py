@@ -14,7 +14,6 @@ nothing in the result. It hands round the actions; the others' policies stay as 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,10 +25,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
@@ -330,9 +330,7 @@ class Trainer:
             "policy": asdict(self.policy.config),
             "tasks": [task.name for task in self.tasks],
         }
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, {"facts": json.dumps(facts)})
-        os.replace(temporary, path)
+        write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, {"facts": json.dumps(facts)}))
 
     def load(self, path: Path) -> None:
         """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""

@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -35,11 +34,11 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 import mechrl
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings
-from mechrl.rl.policy import Policy, PolicyConfig
+from mechrl.rl.policy import PolicyConfig
 from mechrl.rl.ppo import Trainer
 from mechrl.rl.tasks import TaskSettings
 
@@ -179,7 +178,7 @@ class Run:
     def save(self) -> None:
         """The policy and the checkpoint, as of now."""
         if self.trainer.rank == 0:
-            save_policy(self.trainer.policy, self.folder)
+            self.trainer.policy.save(self.folder)
         self.trainer.save(self.folder / CHECKPOINT)
 
     def _lines(self) -> list[str]:
@@ -228,17 +227,6 @@ class _Log:
 
 def file_checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """`Policy.save`, aside and then into place."""
-    aside = folder / f".policy.{os.getpid()}"
-    try:
-        policy.save(aside)
-        for file in aside.iterdir():
-            os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mechrl import options
-from mechrl.terminal import Live, answer, answer_json, check_folder, say, stop_signals, working
+from mechrl.one_writer import one_writer
+from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _SAVE_EVERY = 10.0  # seconds
 
 
+@one_writer
 def search_command(
     method: Annotated[str, typer.Argument(help="`top-n`, `greedy`, `acdc`, `edge-pruning` or `blockwise`.", show_default=False)],
     behaviour: options.Behaviour,
@@ -58,7 +60,7 @@ def search_command(
     """
     from mechrl import gate
     from mechrl.behaviours import get_behaviour
-    from mechrl.circuit import write_atomically
+    from mechrl.files import write_atomically
     from mechrl.models import load_model
     from mechrl.search.acdc import THRESHOLDS
     from mechrl.search.problem import Interrupted, State
@@ -78,7 +80,6 @@ def search_command(
     )
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
-    check_folder(out)
     chosen = get_behaviour(behaviour)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
