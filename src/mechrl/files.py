@@ -11,11 +11,11 @@ from pathlib import Path
 
 from mechrl.errors import MechRLError
 
-_REPEAT = ", then repeat the command"
+REPEAT = ", then repeat the command"
 _ADVICE = {
-    errno.ENOSPC: f"make room{_REPEAT}",
-    errno.EDQUOT: f"make room{_REPEAT}",
-    errno.EFBIG: f"raise the limit on the size of files (`ulimit -f`){_REPEAT}",
+    errno.ENOSPC: f"make room{REPEAT}",
+    errno.EDQUOT: f"make room{REPEAT}",
+    errno.EFBIG: f"raise the limit on the size of files (`ulimit -f`){REPEAT}",
     errno.EACCES: "change its permissions or choose another place",
     errno.EPERM: "change its permissions or choose another place",
     errno.EROFS: "choose another place",
@@ -33,7 +33,7 @@ class CannotWrite(MechRLError):
 
 def advice(number: int | None) -> str:
     """What to do about a system's error."""
-    return _ADVICE.get(number or 0, f"check the path{_REPEAT}")
+    return _ADVICE.get(number or 0, f"check the path{REPEAT}")
 
 
 def cache() -> Path:

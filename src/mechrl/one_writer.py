@@ -27,7 +27,15 @@ except ImportError:  # not a POSIX system: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-_OURS = ("circuit.json", "state.safetensors", "run.json", "metrics.jsonl", "checkpoint.safetensors", "config.json", "model.safetensors")
+_OURS = (
+    "circuit.json",
+    "state.safetensors",
+    "run.json",
+    "metrics.jsonl",
+    "checkpoint.safetensors",
+    "config.json",
+    "model.safetensors",
+)
 _LEFT_BEHIND = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")  # what `write_atomically` leaves when it is killed
 _held: set[tuple[str, int]] = set()  # folder and thread: a command may ask for its own folder again
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,6 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.saving import not_saved
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 
 
@@ -131,7 +132,7 @@ def compare_command(
         ]
         finished = shop.run(cells)
     tables = comparison_tables(compare.rows(cells, shop.place), budget, shop.command, known)
-    shop.write_tables(tables)
+    unsaved = not_saved(lambda: shop.write_tables(tables))
     if as_json:
         answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
     else:
@@ -140,7 +141,10 @@ def compare_command(
             answer_table(table.headings, table.texts())
             for note in table.notes:
                 answer(note)
-        say(f"{out} holds the cells, the circuits and the tables")
+        if unsaved is None:
+            say(f"{out} holds the cells, the circuits and the tables")
+    if unsaved is not None:
+        raise unsaved
     shop.leave(finished)
     records = filter(None, map(shop.place.record, cells))
     _check_failed([record["reason"] for record in records if record["status"] == "failed"])

@@ -41,6 +41,7 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
+from mechrl.saving import Saving
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.run import Settings, prepare
 
@@ -268,14 +269,14 @@ def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Setting
     with suppress(MechRLError):  # none was left, or it is damaged: that costs time only
         state, about = State.read(path)
     session = prepare(hands.model, behaviour, settings, about)
-    last = time.monotonic()
+    last, saving = time.monotonic(), Saving()
 
     def checkpoint(now: State) -> None:
         nonlocal last
         tell(f"f {now.faithfulness:.3f}, {int(now.mask.sum()):,} edges, {session.passes:,.0f} passes")
         asked = stopping()  # once: it may become true between two looks
         if asked or time.monotonic() - last > _SAVE_EVERY:
-            write_atomically(path, now.to_bytes(**session.about()))
+            saving.attempt(lambda: write_atomically(path, now.to_bytes(**session.about())))
             last = time.monotonic()
         if asked:
             raise Stopped

@@ -33,12 +33,14 @@ from typing import Any, Protocol
 
 import mechrl
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.files import write_atomically
+from mechrl.files import CannotWrite, write_atomically
 from mechrl.one_writer import only_writer
+from mechrl.saving import Saving
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
 GRACE = 60.0  # seconds to leave a state behind
+PATIENCE, RETRY = 600.0, 2.0  # seconds for which a result that cannot be written is kept, and between two attempts
 _LABEL = ("kind", "behaviour", "method", "target", "seed")
 
 
@@ -150,16 +152,26 @@ class Desk:
         try:
             if self._hands is None:
                 self._hands = place.hands(place)
-            place.write(cell, "done", result=place.job(self._hands, cell))
+            self._insist(cell, "done", result=place.job(self._hands, cell))
         except Stopped:
             return "stopped"
         except MechRLError as exc:
             if isinstance(exc, OutOfMemory) and place.jobs > 1:
                 return "crowded"
-            place.write(cell, "failed", reason=str(exc))
+            self._insist(cell, "failed", reason=str(exc))
         except Exception as exc:
-            place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
+            reason = f"{type(exc).__name__}: {exc}".splitlines()[0]
+            self._insist(cell, "failed", reason=reason, traceback=traceback.format_exc())
         return "finished"
+
+    def _insist(self, cell: Cell, status: str, **what: Any) -> None:
+        """A result that cannot be written is kept, and tried again: what took hours is not lost to a disk that is full for minutes."""
+        saving, until = Saving(), time.monotonic() + PATIENCE
+        while not saving.attempt(lambda: self.place.write(cell, status, **what)):
+            if stopping() or time.monotonic() > until:
+                return  # it has no file, so it is done again next time
+            tell(f"waiting to save its result: {saving.failed}")
+            time.sleep(RETRY)
 
 
 def _work(place: Place, connection: Connection) -> None:
@@ -311,7 +323,8 @@ def _run(
                     if deaths[cell.name] < ATTEMPTS:
                         queue.appendleft(cell)
                         continue
-                    place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
+                    with suppress(CannotWrite):  # it counts as failed without a file, too
+                        place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
                 else:
                     following = None if late() else next_cell()
                     crew.give(worker, following)

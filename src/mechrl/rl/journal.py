@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from mechrl.engine import Engine
 from mechrl.files import write_atomically
+from mechrl.saving import Saving
 from mechrl.search.problem import Interrupted
 
 _EVERY = 10.0  # seconds
@@ -35,7 +36,7 @@ class Journal:
         self.folder, self.engine, self.stopping = folder, engine, stopping
         self.seconds_before = 0.0  # spent by the processes before this one, less what it repeats
         self._passes, self._began = engine.passes, time.perf_counter()
-        self._number, self._written = -1, self._began
+        self._number, self._written, self._saving = -1, self._began, Saving()
 
     @property
     def _path(self) -> Path:
@@ -62,7 +63,7 @@ class Journal:
         if asked or ended or now - self._written > _EVERY:
             spent = {"passes": self.engine.passes - self._passes, "seconds": self.seconds_before + now - self._began}
             content = {key: np.ascontiguousarray(value) for key, value in arrays().items()}
-            write_atomically(self._path, save(content, {"spent": json.dumps(spent)}))
+            self._saving.attempt(lambda: write_atomically(self._path, save(content, {"spent": json.dumps(spent)})))
             self._written = now
         if asked:
             raise Interrupted

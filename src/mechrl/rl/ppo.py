@@ -314,9 +314,14 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Everything, in one safetensors file, written aside and moved into place. All ranks call it, the first writes."""
+        if (content := self.to_bytes()) is not None:
+            write_atomically(path, content)
+
+    def to_bytes(self) -> bytes | None:
+        """What is saved, on the first rank. All ranks call it."""
         state = {name: self._gather(getattr(self.env, name)) for name in STATE}
         if self.rank:
-            return
+            return None
         tensors = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
         for i, p in enumerate(self.parameters):
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in self.optimiser.state[p].items()}
@@ -330,7 +335,7 @@ class Trainer:
             "policy": asdict(self.policy.config),
             "tasks": [task.name for task in self.tasks],
         }
-        write_atomically(path, save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, {"facts": json.dumps(facts)}))
+        return save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, {"facts": json.dumps(facts)})
 
     def load(self, path: Path) -> None:
         """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""

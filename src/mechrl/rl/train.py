@@ -35,14 +35,16 @@ from safetensors import SafetensorError
 
 import mechrl
 from mechrl.errors import MechRLError
-from mechrl.files import write_atomically
+from mechrl.files import CannotWrite, write_atomically
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings
+from mechrl.rl.log import METRICS, Log
 from mechrl.rl.policy import PolicyConfig
 from mechrl.rl.ppo import Trainer
 from mechrl.rl.tasks import TaskSettings
+from mechrl.saving import Saving
 
-CHECKPOINT, METRICS, RUN = "checkpoint.safetensors", "metrics.jsonl", "run.json"
+CHECKPOINT, RUN = "checkpoint.safetensors", "run.json"
 _FORMAT = 1
 
 
@@ -103,6 +105,7 @@ class Run:
         began: float | None = None,
     ) -> None:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
+        self._saving, self._log = Saving(), Log(folder, writes=trainer.rank == 0)
         self._began = time.perf_counter() if began is None else began
         self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # the preparations
         self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
@@ -156,7 +159,7 @@ class Run:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Trains to the end; saves every `save_every` iterations and after the last."""
-        with _Log(self.folder, self.trainer.iteration, writes=self.trainer.rank == 0) as log:
+        with self._log.after(self.trainer.iteration) as log:
             before = time.perf_counter()
             for scalars in self.trainer.run():
                 now = time.perf_counter()
@@ -175,11 +178,24 @@ class Run:
             return {}
         return {"gpu_memory": self._over_ranks(torch.cuda.max_memory_reserved() / 2**30, dist.ReduceOp.SUM)}
 
-    def save(self) -> None:
-        """The policy and the checkpoint, as of now."""
-        if self.trainer.rank == 0:
-            self.trainer.policy.save(self.folder)
-        self.trainer.save(self.folder / CHECKPOINT)
+    def save(self) -> bool:
+        """The policy and the checkpoint, as of now. False: they could not be written, which was said; another time they may be."""
+        content = self.trainer.to_bytes()  # of all ranks
+
+        def write() -> None:
+            if content is not None:
+                self._log.flush()  # a checkpoint is never ahead of its metrics
+                self.trainer.policy.save(self.folder)
+                write_atomically(self.folder / CHECKPOINT, content)
+
+        self._write = write
+        return self._saving.attempt(write)
+
+    def missing(self) -> CannotWrite | None:
+        """Why the run as it is now is not saved, after one more attempt; None: it is. The first rank knows."""
+        if self._saving.failed is not None:
+            self._saving.attempt(self._write)
+        return self._saving.failed
 
     def _lines(self) -> list[str]:
         """Those of metrics.jsonl up to the checkpoint."""
@@ -191,38 +207,6 @@ class Run:
                 raise MechRLError(f"{self.folder / METRICS}: damaged; start again in another folder") from exc
             kept.append(line)
         return kept
-
-
-class _Log:
-    """metrics.jsonl, and TensorBoard where it is installed: that of a run which is resumed forgets what lies beyond `iteration`."""
-
-    def __init__(self, folder: Path, iteration: int, writes: bool) -> None:
-        self.folder, self.iteration, self.writes = folder, iteration, writes
-        self.board: Any = None
-
-    def __enter__(self) -> _Log:
-        if self.writes:
-            self.file = open(self.folder / METRICS, "a", encoding="utf-8")
-            with suppress(ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.board = SummaryWriter(str(self.folder / "tb"), purge_step=self.iteration + 1 if self.iteration else None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.writes:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-    def write(self, row: dict[str, Any]) -> None:
-        if self.writes:
-            self.file.write(json.dumps(row) + "\n")
-            self.file.flush()
-        if self.board is not None:
-            for key, value in row.items():
-                if key != "iteration" and value is not None:
-                    self.board.add_scalar(key, value, row["iteration"])
 
 
 def file_checksum(path: Path) -> str:
