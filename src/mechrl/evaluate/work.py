@@ -35,6 +35,7 @@ import mechrl
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.files import CannotWrite, write_atomically
 from mechrl.one_writer import only_writer
+from mechrl.reading import read_json
 from mechrl.saving import Saving
 
 FORMAT = 1
@@ -88,9 +89,12 @@ class Place:
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """What is known of a cell; None if nothing, or if the file is damaged."""
         try:
-            known = json.loads(self.path(cell).read_bytes())
-            return known if known["format"] == FORMAT and known["status"] in ("done", "failed") else None
-        except (OSError, ValueError, KeyError, TypeError):
+            known = read_json(self.path(cell))
+            if known["format"] != FORMAT or known.get("sha256", _checksum(known)) != _checksum(known):
+                return None
+            right = {"done": ("result", dict), "failed": ("reason", str)}[known["status"]]
+            return known if isinstance(known[right[0]], right[1]) else None
+        except (OSError, MechRLError, ValueError, KeyError, TypeError):
             return None
 
     def done(self, cell: Cell) -> bool:
@@ -100,7 +104,14 @@ class Place:
     def write(self, cell: Cell, status: str, **what: Any) -> None:
         known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
         content = known | what | {"version": mechrl.__version__, "context": self.context}
-        write_atomically(self.path(cell), (json.dumps(content, indent=1) + "\n").encode())
+        seal = {"sha256": _checksum(json.loads(json.dumps(content)))}  # as it will be read
+        write_atomically(self.path(cell), (json.dumps(content | seal, indent=1) + "\n").encode())
+
+
+def _checksum(known: dict[str, Any]) -> str:
+    """Of what a cell came to. A number that has changed on the disk is one that nobody computed."""
+    what = {key: value for key, value in known.items() if key in ("kind", "arguments", "status", "result", "reason")}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 # ---- the worker's side ----------------------------------------------------------------------------------------------

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.reading import parse_json
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
+from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)
@@ -335,19 +335,19 @@ class Trainer:
             "policy": asdict(self.policy.config),
             "tasks": [task.name for task in self.tasks],
         }
-        return save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, {"facts": json.dumps(facts)})
+        return sealed({k: v.detach().cpu().numpy() for k, v in tensors.items()}, {"facts": json.dumps(facts)})
 
     def load(self, path: Path) -> None:
         """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        arrays, texts = read_sealed(path)
+        facts, tensors = parse_json(texts["facts"]), {key: torch.from_numpy(array) for key, array in arrays.items()}
         ours = {"ppo": asdict(self.config), "reward": asdict(self.reward), "tasks": [task.name for task in self.tasks]}
         for key, value in ours.items():
             if facts[key] != value:
                 raise MechRLError(f"{path}: was written with other settings ({key}); resume with the same, or start anew")
         if any(f"env.{name}" not in tensors for name in STATE):
             raise MechRLError(f"{path}: was written by an older version of MechRL; start anew")
+        self._check_shapes(facts, tensors)
         self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
         for i, p in enumerate(self.parameters):
             moments = {k.split(".")[2]: v for k, v in tensors.items() if k.startswith(f"adam.{i}.")}
@@ -357,3 +357,13 @@ class Trainer:
         self.iteration, self.returns = facts["iteration"], tensors["returns"].numpy().copy()
         for name in STATE:
             setattr(self.env, name, tensors[f"env.{name}"].numpy()[self.mine].copy())
+
+    def _check_shapes(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """What is loaded must be what is there now, of the same shape and kind; a ValueError if it is not."""
+        there = {f"env.{name}": getattr(self.env, name) for name in STATE}
+        there = {name: (self.world * len(now), *now.shape[1:]) for name, now in there.items()} | {"returns": self.returns.shape}
+        wrong = [name for name, shape in there.items() if tuple(tensors[name].shape) != shape]
+        wrong += [f"adam.{i}" for i, p in enumerate(self.parameters) for k, v in tensors.items()
+                  if k.startswith(f"adam.{i}.exp_avg") and v.shape != p.shape]
+        if wrong or type(facts["iteration"]) is not int or not 0 <= facts["iteration"] <= self.config.iterations:
+            raise ValueError(f"{', '.join(wrong) or 'the iteration'}: not of this run")

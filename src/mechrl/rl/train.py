@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 
 import mechrl
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
 from mechrl.models.base import Model
+from mechrl.reading import parse_json, read_bytes, read_json
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.log import METRICS, Log
 from mechrl.rl.policy import PolicyConfig
@@ -116,7 +116,7 @@ class Run:
             if trainer.rank == 0:
                 write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
             if lines:
-                last = json.loads(lines[-1])
+                last = parse_json(lines[-1])
                 self.passes_before, self._seconds_before = last["passes"] - self._passes_at_first, last["seconds"]
         else:
             if (folder / CHECKPOINT).exists():
@@ -199,14 +199,14 @@ class Run:
 
     def _lines(self) -> list[str]:
         """Those of metrics.jsonl up to the checkpoint."""
-        kept = []
-        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[: self.trainer.iteration]:
-            try:
-                json.loads(line)
-            except ValueError as exc:
-                raise MechRLError(f"{self.folder / METRICS}: damaged; start again in another folder") from exc
-            kept.append(line)
-        return kept
+        try:
+            lines = read_bytes(self.folder / METRICS).decode().split("\n")[: self.trainer.iteration]
+            rows = [parse_json(line) for line in lines if line]
+            if not all(isinstance(row[key], int | float) and 0 <= row[key] < 2**63 for row in rows for key in ("passes", "seconds")):
+                raise ValueError("a line has no passes or no seconds")
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise MechRLError(f"{self.folder / METRICS}: missing or damaged; start again in another folder") from exc
+        return [line for line in lines if line]
 
 
 def file_checksum(path: Path) -> str:
@@ -219,11 +219,11 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
     if not (folder / CHECKPOINT).exists():
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
-        known = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
+        known = read_json(path)
+        for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
+            known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
+    except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
-    for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
-        known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
     other = list(_differences(known, json.loads(json.dumps(about))))
     if other:
         raise MechRLError(f"the run to resume had {', '.join(other)}; give the same options, or start in another folder")
@@ -240,5 +240,5 @@ def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
 def _load(trainer: Trainer, path: Path) -> None:
     try:
         trainer.load(path)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as exc:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError, AttributeError, IndexError) as exc:
         raise MechRLError(f"{path}: not a checkpoint, or damaged; start again in another folder") from exc
