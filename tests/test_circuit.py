@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mechrl.circuit
-from mechrl.circuit import Circuit, count_edges, write_atomically
+from mechrl.circuit import Circuit, count_edges
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.graph import Graph
 from tests.tiny import tiny
 
@@ -89,7 +90,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mechrl.circuit.os, "fsync", full)
+    monkeypatch.setattr(mechrl.files.os, "fsync", full)
     with pytest.raises(MechRLError, match="No space left"):
         circuit(seed=2).save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
@@ -115,7 +116,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mechrl.circuit.os, "fsync", interrupted)
+    monkeypatch.setattr(mechrl.files.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "circuit.json", b"half")
     assert not list(tmp_path.iterdir())

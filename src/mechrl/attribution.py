@@ -20,23 +20,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 import mechrl
 from mechrl.behaviours.base import Metric, Pairs, metric_value
 from mechrl.engine import Engine
 from mechrl.engine.engine import Objective
 from mechrl.errors import MechRLError
-from mechrl.models.smollm2 import cache as cache_folder
+from mechrl.files import CannotWrite, write_atomically
+from mechrl.files import cache as cache_folder
+from mechrl.sealed import read_sealed, sealed
 
 # Where the integration stands at its m steps: the paper and the current public code of EAP-IG take k = 0 … m−1 of m (the corrupted
 # end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).
@@ -176,8 +174,8 @@ def cached(
         return scores
     before = engine.passes
     scores = attribute(engine, pairs, metric, method, steps, convention)
-    with suppress(OSError):  # a full or read-only disk costs time only
-        _write(path, scores, {"what": what, "passes": repr(engine.passes - before)})
+    with suppress(CannotWrite):  # a full or read-only disk costs time only
+        write_atomically(path, sealed({"scores": scores}, {"what": what, "passes": repr(engine.passes - before)}))
     return scores
 
 
@@ -205,26 +203,13 @@ def _determinants(engine: Engine, pairs: Pairs, metric: Metric, method: Method, 
 def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | None:
     """Scores and the passes they cost; None if the file is not there or is not what it should be."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            about, scores = file.metadata() or {}, file.get_tensor("scores")
-        passes = float(about["passes"])
-    except (OSError, SafetensorError, KeyError, ValueError):
+        arrays, about = read_sealed(path)
+        scores, passes = arrays["scores"], float(about["passes"])
+    except (OSError, MechRLError, KeyError, ValueError):
         return None
-    sound = about.get("what") == what and scores.shape == (n_edges,) and np.isfinite(scores).all()
+    sound = about.get("what") == what and scores.shape == (n_edges,) and scores.dtype.kind == "f" and 0 <= passes < np.inf
+    sound = sound and bool(np.isfinite(scores).all())
     return (scores, passes) if sound else None
-
-
-def _write(path: Path, scores: np.ndarray, about: dict[str, str]) -> None:
-    """In one step: a reader finds the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(save({"scores": scores}, metadata=about))
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------

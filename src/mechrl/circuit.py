@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
-import zlib
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +13,13 @@ import numpy as np
 
 import mechrl
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.graph import Graph
 from mechrl.models.base import Model
+from mechrl.ranges import MOST_PAIRS
+from mechrl.reading import read_json
 
 FORMAT = 1
-_GZIP = b"\x1f\x8b"  # what a compressed file begins with
 # Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
 _MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
@@ -157,14 +156,12 @@ class Circuit:
     def load(cls, path: Path | str) -> Circuit:
         path = Path(path)
         try:
-            content = path.read_bytes()
+            known = read_json(path)
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
         except OSError as exc:
             raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
-        try:
-            known = json.loads(gzip.decompress(content) if content.startswith(_GZIP) else content)
-        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as exc:
+        except ValueError as exc:
             raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
         if not isinstance(known, dict) or "format" not in known:
             raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
@@ -202,10 +199,10 @@ class Circuit:
             d_model=d_model,
             behaviour=f.text("behaviour"),
             method=f.text("method"),
-            settings=f.of("settings", dict),
+            settings=_settings(f.of("settings", dict)),
             tau=f.number("tau"),
             seed=f.whole("seed", 0),
-            pairs=f.whole("pairs", 1),
+            pairs=f.whole("pairs", 1, MOST_PAIRS),
             mask=mask,
             faithfulness=f.number("faithfulness"),
             faithfulness_test=f.number_or_none("faithfulness_test"),
@@ -273,9 +270,9 @@ class _Fields:
     def number_or_none(self, name: str) -> float | None:
         return None if self._known[name] is None else self.number(name)
 
-    def whole(self, name: str, least: int) -> int:
+    def whole(self, name: str, least: int, most: int = 2**63 - 1) -> int:
         value: int = self.of(name, int)
-        if not least <= value < 2**63:
+        if not least <= value <= most:
             raise ValueError(f"{self._prefix}{name} must be at least {least}, and of a sensible size")
         return value
 
@@ -294,6 +291,20 @@ _KINDS = {
     dict: "an object",
     list: "a list",
 }
+
+
+def _settings(known: dict[str, Any]) -> dict[str, Any]:
+    """A method's settings; those that pairs and candidates are made from again must be what they can be made from."""
+    f = _Fields(known, "settings.")
+    for name, least in (("k", 1), ("k_used", 1), ("pairs_seed", 0)):
+        if name in known:
+            f.whole(name, least)
+    for name in ("spare", "reach"):
+        if name in known and not 0 <= f.number(name) < 1:
+            raise ValueError(f"settings.{name} must lie between 0 and 1")
+    if known.get("prefilter", "metric") not in ("metric", "kl", "union"):
+        raise ValueError("settings.prefilter is none")
+    return known
 
 
 def _graph(shape: _Fields) -> Graph:
@@ -329,23 +340,3 @@ def _encode(value: object) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
     except ValueError as exc:
         raise MechRLError("the circuit has a faithfulness or score that is not a number; check the model and its pairs") from exc
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Whoever reads `path` sees the old file or the new one, never half of one."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as exc:  # Ctrl-C too leaves nothing behind
-        with suppress(OSError):  # there may be no such file, nor a folder for it
-            temporary.unlink()
-        if not isinstance(exc, OSError):
-            raise
-        a_file = isinstance(exc, FileExistsError | NotADirectoryError)
-        why = "a folder on the way to it is a file" if a_file else exc.strerror
-        raise MechRLError(f"{path}: cannot be written ({why})") from exc

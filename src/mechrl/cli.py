@@ -6,7 +6,6 @@ understood; 130 and 143 for SIGINT and SIGTERM.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -22,6 +21,7 @@ from mechrl import __version__, options
 from mechrl.errors import MechRLError
 from mechrl.agents.planner.command import app as planner_app
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
+from mechrl.files import advice
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
@@ -259,25 +259,11 @@ def _explain(exc: BaseException) -> tuple[str, int]:
         exc = OSError(number, os.strerror(number))
     if isinstance(exc, OSError) and exc.strerror:
         where = f"{os.fsdecode(exc.filename)}: " if isinstance(exc.filename, str | bytes) else "cannot read or write: "
-        return f"{where}{exc.strerror}; {_ADVICE.get(exc.errno or 0, 'check the path, then repeat the command')}", 1
+        return f"{where}{exc.strerror}; {advice(exc.errno)}", 1
     if isinstance(exc, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text:
         return "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device", 1
     what = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     return f"unexpected {what.strip().splitlines()[0]}; a bug, please report it with what `mechrl --debug …` shows", 1
-
-
-_ADVICE = {
-    errno.ENOSPC: "make room, then repeat the command",
-    errno.EDQUOT: "make room, then repeat the command",
-    errno.EFBIG: "raise the limit on the size of files, then repeat the command",
-    errno.EACCES: "change its permissions or choose another place",
-    errno.EPERM: "change its permissions or choose another place",
-    errno.EROFS: "choose another place",
-    errno.ENOTDIR: "a folder on the way to it is a file; choose another place",
-    errno.EEXIST: "it is in the way; choose another place",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "check the name",
-}
 
 
 def _give_up_stdout() -> None:

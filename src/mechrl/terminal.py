@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from mechrl.errors import MechRLError
+from mechrl.files import check_replaceable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -167,6 +168,7 @@ def check_file(file: Path) -> None:
     """The same for a file."""
     if file.is_dir():
         raise MechRLError(f"{file}: is a folder; give the name of a file in it")
+    check_replaceable(file)
     _check_place(file, file.parent)
 
 

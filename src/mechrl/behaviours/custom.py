@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
 from mechrl.errors import MechRLError
+from mechrl.reading import read_bytes
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ def load_behaviour(path: str | Path) -> Behaviour:
     if path.suffix.lower() not in SUFFIXES:
         raise MechRLError(f"{path}: a behaviour's file ends in {' or '.join(SUFFIXES)}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise MechRLError(f"{path}: no such file") from None
     except OSError as exc:
@@ -41,6 +42,8 @@ def load_behaviour(path: str | Path) -> Behaviour:
     except UnicodeDecodeError as exc:
         line = exc.object[: exc.start].count(b"\n") + 1
         raise MechRLError(f"{path}, line {line}: not UTF-8 text") from None
+    except ValueError as exc:  # a compressed file under another name
+        raise MechRLError(f"{path}: {exc}") from None
     rows = (_from_csv if path.suffix.lower() == ".csv" else _from_jsonl)(path, text)
     source, metric = read_rows(rows, str(path), "logit-difference")
     return Behaviour(path.stem, "custom", "extra", metric, f"from {path.name}", source)

@@ -11,7 +11,9 @@ import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
-from mechrl.terminal import Live, answer, answer_json, answer_table, check_folder, say, working
+from mechrl.one_writer import one_writer
+from mechrl.saving import not_saved
+from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 
 
 def validate_command(
@@ -60,6 +62,7 @@ def validate_command(
 # ---- compare --------------------------------------------------------------------------------------------------------
 
 
+@one_writer
 def compare_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "all",
@@ -114,7 +117,6 @@ def compare_command(
     chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
     budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
-    check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, seconds, ray)
     agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
@@ -130,7 +132,7 @@ def compare_command(
         ]
         finished = shop.run(cells)
     tables = comparison_tables(compare.rows(cells, shop.place), budget, shop.command, known)
-    shop.write_tables(tables)
+    unsaved = not_saved(lambda: shop.write_tables(tables))
     if as_json:
         answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
     else:
@@ -139,7 +141,10 @@ def compare_command(
             answer_table(table.headings, table.texts())
             for note in table.notes:
                 answer(note)
-        say(f"{out} holds the cells, the circuits and the tables")
+        if unsaved is None:
+            say(f"{out} holds the cells, the circuits and the tables")
+    if unsaved is not None:
+        raise unsaved
     shop.leave(finished)
     records = filter(None, map(shop.place.record, cells))
     _check_failed([record["reason"] for record in records if record["status"] == "failed"])
@@ -165,6 +170,7 @@ def _check_failed(reasons: list[str]) -> None:
 # ---- reproduce ------------------------------------------------------------------------------------------------------
 
 
+@one_writer
 def reproduce_command(
     model: options.Model = "toy",
     quick: Annotated[
@@ -228,7 +234,6 @@ def reproduce_command(
         plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
-    check_folder(out)
     shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray)
     with _left(as_json, report=None), shop:
         gated = shop.gate(",".join(plan.only) or "every")

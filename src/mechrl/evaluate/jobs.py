@@ -24,7 +24,7 @@ import torch
 from mechrl import gate
 from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
-from mechrl.circuit import Circuit, write_atomically
+from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.engine.engine import let_go
 from mechrl.errors import MechRLError, OutOfMemory
@@ -32,6 +32,7 @@ from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting
 from mechrl.evaluate.validity import validate
 from mechrl.evaluate.work import Cell, Place, Stopped, stopping, tell
+from mechrl.files import write_atomically
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
@@ -41,6 +42,7 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
+from mechrl.saving import Saving
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.run import Settings, prepare
 
@@ -274,14 +276,14 @@ def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Setting
     with suppress(MechRLError):  # none was left, or it is damaged: that costs time only
         state, about = State.read(path)
     session = prepare(hands.model, behaviour, settings, about)
-    last = time.monotonic()
+    last, saving = time.monotonic(), Saving()
 
     def checkpoint(now: State) -> None:
         nonlocal last
         tell(f"f {now.faithfulness:.3f}, {int(now.mask.sum()):,} edges, {session.passes:,.0f} passes")
         asked = stopping()  # once: it may become true between two looks
         if asked or time.monotonic() - last > _SAVE_EVERY:
-            write_atomically(path, now.to_bytes(**session.about()))
+            saving.attempt(lambda: write_atomically(path, now.to_bytes(**session.about())))
             last = time.monotonic()
         if asked:
             raise Stopped

@@ -6,7 +6,6 @@ of their own. Cells come in the order in which they matter: the first seed of ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.behaviours import behaviours, get_behaviour
+from mechrl.errors import MechRLError
 from mechrl.evaluate import paper
 from mechrl.evaluate.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
 from mechrl.evaluate.run import Gated, Workshop
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.work import Cell, Place
+from mechrl.reading import parse_json, read_bytes, read_json
 
 
 @dataclass(frozen=True)
@@ -178,14 +179,14 @@ def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str,
 def _training(folder: Path) -> dict[str, Any]:
     """What a policy was trained on, and what that cost, as far as its folder says."""
     try:
-        known = json.loads((folder / "run.json").read_bytes())
+        known = read_json(folder / "run.json")
         about = {"trained_in": known["model"], "trained_on": known["behaviours"]}
         steps = known["ppo"]["iterations"] * known["ppo"]["transitions"]
         cost = known.get("passes", steps)  # a policy that is shipped without its metrics says so; a step is a pass at least
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, MechRLError, ValueError, KeyError, TypeError):
         return {}
-    with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        cost = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["passes"]
+    with suppress(OSError, MechRLError, ValueError, KeyError, TypeError, IndexError):
+        cost = parse_json(read_bytes(folder / "metrics.jsonl").splitlines()[-1])["passes"]
     return about | {"passes": cost}
 
 

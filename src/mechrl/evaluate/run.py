@@ -14,12 +14,12 @@ from typing import Any
 import typer
 
 from mechrl.behaviours import behaviours
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
 from mechrl.evaluate import jobs, work
 from mechrl.evaluate.cluster import Cluster, connect, gpus
 from mechrl.evaluate.compare import Agent, read_agent
 from mechrl.evaluate.work import Cell, Place, Progress
+from mechrl.files import write_atomically
 from mechrl.report.tables import Table, dumps
 from mechrl.rl.rollout import shipped_policy
 from mechrl.rl.tasks import choose_behaviours

@@ -31,14 +31,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
 import mechrl
 from mechrl.errors import MechRLError, OutOfMemory
+from mechrl.files import CannotWrite, write_atomically
+from mechrl.one_writer import only_writer
+from mechrl.reading import read_json
+from mechrl.saving import Saving
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
 GRACE = 60.0  # seconds to leave a state behind
+PATIENCE, RETRY = 600.0, 2.0  # seconds for which a result that cannot be written is kept, and between two attempts
 _LABEL = ("kind", "behaviour", "method", "target", "seed")
 
 
@@ -86,9 +89,12 @@ class Place:
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """What is known of a cell; None if nothing, or if the file is damaged."""
         try:
-            known = json.loads(self.path(cell).read_bytes())
-            return known if known["format"] == FORMAT and known["status"] in ("done", "failed") else None
-        except (OSError, ValueError, KeyError, TypeError):
+            known = read_json(self.path(cell))
+            if known["format"] != FORMAT or known.get("sha256", _checksum(known)) != _checksum(known):
+                return None
+            right = {"done": ("result", dict), "failed": ("reason", str)}[known["status"]]
+            return known if isinstance(known[right[0]], right[1]) else None
+        except (OSError, MechRLError, ValueError, KeyError, TypeError):
             return None
 
     def done(self, cell: Cell) -> bool:
@@ -96,11 +102,16 @@ class Place:
         return known is not None and known["status"] == "done"
 
     def write(self, cell: Cell, status: str, **what: Any) -> None:
-        from mechrl.circuit import write_atomically  # brings torch along, which not every worker needs
-
         known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
         content = known | what | {"version": mechrl.__version__, "context": self.context}
-        write_atomically(self.path(cell), (json.dumps(content, indent=1) + "\n").encode())
+        seal = {"sha256": _checksum(json.loads(json.dumps(content)))}  # as it will be read
+        write_atomically(self.path(cell), (json.dumps(content | seal, indent=1) + "\n").encode())
+
+
+def _checksum(known: dict[str, Any]) -> str:
+    """Of what a cell came to. A number that has changed on the disk is one that nobody computed."""
+    what = {key: value for key, value in known.items() if key in ("kind", "arguments", "status", "result", "reason")}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 # ---- the worker's side ----------------------------------------------------------------------------------------------
@@ -152,16 +163,26 @@ class Desk:
         try:
             if self._hands is None:
                 self._hands = place.hands(place)
-            place.write(cell, "done", result=place.job(self._hands, cell))
+            self._insist(cell, "done", result=place.job(self._hands, cell))
         except Stopped:
             return "stopped"
         except MechRLError as exc:
             if isinstance(exc, OutOfMemory) and place.jobs > 1:
                 return "crowded"
-            place.write(cell, "failed", reason=str(exc))
+            self._insist(cell, "failed", reason=str(exc))
         except Exception as exc:
-            place.write(cell, "failed", reason=f"{type(exc).__name__}: {exc}".splitlines()[0], traceback=traceback.format_exc())
+            reason = f"{type(exc).__name__}: {exc}".splitlines()[0]
+            self._insist(cell, "failed", reason=reason, traceback=traceback.format_exc())
         return "finished"
+
+    def _insist(self, cell: Cell, status: str, **what: Any) -> None:
+        """A result that cannot be written is kept, and tried again: what took hours is not lost to a disk that is full for minutes."""
+        saving, until = Saving(), time.monotonic() + PATIENCE
+        while not saving.attempt(lambda: self.place.write(cell, status, **what)):
+            if stopping() or time.monotonic() > until:
+                return  # it has no file, so it is done again next time
+            tell(f"waiting to save its result: {saving.failed}")
+            time.sleep(RETRY)
 
 
 def _work(place: Place, connection: Connection) -> None:
@@ -256,12 +277,8 @@ def run(
     stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then. crew: processes of
     this machine by default.
     """
-    place.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(place.folder / ".lock", timeout=0):
-            return _run(cells, place, crew or Processes(place), seconds, stopped, report)
-    except Timeout:
-        raise MechRLError(f"{place.folder}: another command is at work there; wait for it, or choose another folder") from None
+    with only_writer(place.folder):
+        return _run(cells, place, crew or Processes(place), seconds, stopped, report)
 
 
 def _run(
@@ -317,7 +334,8 @@ def _run(
                     if deaths[cell.name] < ATTEMPTS:
                         queue.appendleft(cell)
                         continue
-                    place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
+                    with suppress(CannotWrite):  # it counts as failed without a file, too
+                        place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
                 else:
                     following = None if late() else next_cell()
                     crew.give(worker, following)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mechrl
-from mechrl.circuit import write_atomically
 from mechrl.evaluate.paper_figures import all_figures
 from mechrl.evaluate.paper_tables import all_tables
 from mechrl.evaluate.reproduce import View, agreements
+from mechrl.files import write_atomically
 from mechrl.report.figures import Figure
 from mechrl.report.page import Page, render
 from mechrl.report.tables import Table, dumps

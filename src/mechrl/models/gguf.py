@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mechrl.errors import MechRLError
 from mechrl.models.tokenizer import Tokenizer
+from mechrl.reading import check_regular
 
 # GGUF's names of a block's parts -> Hugging Face's; each has a weight and may have a bias
 _PARTS = {
@@ -37,6 +38,7 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
     """The `transformers` config, the tensors and the tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
     from gguf import GGUFReader
 
+    check_regular(path)
     try:
         reader = GGUFReader(path)
     except FileNotFoundError as exc:
@@ -48,7 +50,7 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
     if reader.byte_order != "I":
         raise MechRLError(f"{path}: written for the other byte order; convert it with gguf_convert_endian.py")
 
-    meta = {key: field.contents() for key, field in reader.fields.items()}
+    meta = {key: _contents(path, field) for key, field in reader.fields.items()}
     shapes = {tensor.name: tuple(int(n) for n in reversed(tensor.shape)) for tensor in reader.tensors}
     config = _config(path, meta, shapes)
     tensors = {}
@@ -62,6 +64,13 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
                 array = _unpermute(array, config.num_key_value_heads)
         tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the file is only mapped
     return config, tensors, _tokenizer(path, meta)
+
+
+def _contents(path: str | Path, field: Any) -> Any:
+    try:
+        return field.contents()
+    except (ValueError, IndexError, TypeError, KeyError) as exc:  # text that is no UTF-8, or a field that is none
+        raise MechRLError(f"{path}: GGUF field {field.name!r:.60} is damaged ({exc}); fetch it again") from exc
 
 
 def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Any:
@@ -170,6 +179,7 @@ def byte_level_bpe(
         raise MechRLError(f"{where}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(splitters)}")
     try:
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
+        check_merges(vocab, pairs)
         # Llama 3 takes a word that is in the vocabulary as it is, whether or not its merges lead there
         bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
     except Exception as exc:  # the library has no narrower class for merges that do not fit the vocabulary
@@ -181,6 +191,14 @@ def byte_level_bpe(
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(added)
     return backend
+
+
+def check_merges(vocab: Any, pairs: list[tuple[str, str]]) -> None:
+    """Refuses what would bring the library down, which prints more than a line then: tokens that lack a part or their whole."""
+    if not all(left in vocab and right in vocab and left + right in vocab for left, right in pairs):
+        raise ValueError("a merge of tokens that are not in the vocabulary")
+    if not all(isinstance(token, str) and type(i) is int and 0 <= i < 2**32 for token, i in vocab.items()):
+        raise ValueError("an id that is none")
 
 
 def prompt_opener(backend: Backend, bos: str | int | None) -> int | None:

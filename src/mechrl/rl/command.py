@@ -10,8 +10,10 @@ import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
+from mechrl.one_writer import one_writer
+from mechrl.saving import answer_kept, keep
 from mechrl.search.command import answer_circuit
-from mechrl.terminal import Live, answer, answer_json, check_folder, say, stop_signals, working
+from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
@@ -51,6 +53,7 @@ Prefilter = Annotated[
 ]
 
 
+@one_writer
 def train_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "train",
@@ -188,6 +191,9 @@ def train_command(
         _train(run, None if seconds is None else began + seconds, as_json)
         if as_json:
             answer_json(_state(run))
+        if (unsaved := run.missing()) is not None:
+            answer(f"trained to the end, {run.passes():,.0f} passes; the policy could not be saved")
+            raise unsaved
         say(f"{out} holds the policy: `mechrl discover BEHAVIOUR --model {model} --policy {out}`")
     except typer.Exit as left:  # asked to stop, or out of time: all ranks alike
         leave_ranks(group, left.exit_code)
@@ -195,6 +201,7 @@ def train_command(
     leave_ranks(group)
 
 
+@one_writer
 def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
@@ -233,7 +240,6 @@ def discover_command(
     folder = policy or shipped_policy(model)
     agent = load_policy(folder)
     settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
-    check_folder(out)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
     if not force:
@@ -245,10 +251,10 @@ def discover_command(
             live.show(line, step, max(step, reward.max_steps))
 
         circuit = discover(loaded, chosen, agent.to(loaded.device), deployment, settings, reward, report)
-    circuit.save(out / "circuit.json")
     _print(circuit, out / "circuit.json", as_json)
 
 
+@one_writer
 def adapt_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
@@ -338,15 +344,15 @@ def adapt_command(
             seconds_before=run.seconds,
             report=lambda step, line: live.show(line, step, max(step, reward.max_steps)),
         )
-    circuit.save(out / "circuit.json")
     _print(circuit, out / "circuit.json", as_json)
+    if (unsaved := run.missing()) is not None:  # the circuit is there, the policy that found it is not
+        raise unsaved
 
 
 def _check_out(out: Path, resume: bool) -> None:
     """What the run would refuse after its preparations, which may take long, is refused before them."""
     from mechrl.rl.train import CHECKPOINT
 
-    check_folder(out)
     left = (out / CHECKPOINT).exists()
     if resume and not left:
         raise MechRLError(f"{out}: no checkpoint to resume from; start without --resume")
@@ -381,8 +387,11 @@ def _train(run: Run, until: float | None, as_json: bool) -> None:
     if run.finished:
         return
     signalled = reason > 1
-    why = "interrupted" if signalled else "out of time"
-    say(f"{why} after {run.trainer.iteration} iterations, saved in {run.folder}. To go on, repeat the command with --resume")
+    why = f"{'interrupted' if signalled else 'out of time'} after {run.trainer.iteration} iterations"
+    if (unsaved := run.missing()) is None:
+        say(f"{why}, saved in {run.folder}. To go on, repeat the command with --resume")
+    else:
+        say(f"{why}, the last of which could not be saved ({unsaved}); --resume goes on from the last save")
     if signalled:
         raise typer.Exit(reason)
     if as_json:
@@ -415,8 +424,10 @@ class _TrainingLine:
 
 
 def _print(circuit: Circuit, path: Path, as_json: bool) -> None:
+    """Saves and tells a circuit."""
+    unsaved = keep(circuit, path)
     if as_json:
-        answer_circuit(circuit, path)
+        answer_circuit(circuit, path, unsaved)
         return
     known = circuit.settings
     answer(
@@ -433,7 +444,9 @@ def _print(circuit: Circuit, path: Path, as_json: bool) -> None:
         answer(
             f"f = {circuit.tau:g} was not reached on the {known['judge']} pairs; all candidates together have f = {known['ceiling']:.3f}"
         )
-    answer(path)
+    answer_kept(circuit, path, unsaved)
+    if unsaved is not None:
+        raise unsaved
 
 
 def _duration(seconds: float) -> str:

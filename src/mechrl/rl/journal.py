@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from mechrl.circuit import write_atomically
 from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
+from mechrl.reading import parse_json
+from mechrl.saving import Saving
+from mechrl.sealed import read_sealed, sealed
 from mechrl.search.problem import Interrupted
 
 _EVERY = 10.0  # seconds
@@ -35,7 +37,7 @@ class Journal:
         self.folder, self.engine, self.stopping = folder, engine, stopping
         self.seconds_before = 0.0  # spent by the processes before this one, less what it repeats
         self._passes, self._began = engine.passes, time.perf_counter()
-        self._number, self._written = -1, self._began
+        self._number, self._written, self._saving = -1, self._began, Saving()
 
     @property
     def _path(self) -> Path:
@@ -45,10 +47,11 @@ class Journal:
         """What the next rollouts have come to, if they are of the same `task`. A file that is damaged costs time only."""
         self._number += 1
         try:
-            with safe_open(self._path, framework="np") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-                facts = json.loads(file.metadata()["spent"])
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+            arrays, texts = read_sealed(self._path)
+            facts = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
+            if not all(0 <= facts[key] < np.inf for key in ("passes", "seconds")):
+                return None
+        except (MechRLError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return None
         if not all(key in arrays and np.array_equal(arrays[key], value) for key, value in task.items()):
             return None
@@ -61,8 +64,8 @@ class Journal:
         asked, now = self.stopping(), time.perf_counter()  # asked once: it may become true between two looks
         if asked or ended or now - self._written > _EVERY:
             spent = {"passes": self.engine.passes - self._passes, "seconds": self.seconds_before + now - self._began}
-            content = {key: np.ascontiguousarray(value) for key, value in arrays().items()}
-            write_atomically(self._path, save(content, {"spent": json.dumps(spent)}))
+            content = arrays()
+            self._saving.attempt(lambda: write_atomically(self._path, sealed(content, {"spent": json.dumps(spent)})))
             self._written = now
         if asked:
             raise Interrupted

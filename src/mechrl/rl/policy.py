@@ -30,14 +30,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mechrl.attribution import ORDERS
+from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
+from mechrl.reading import made_of, read_json
 from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, PART, TRADE, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
+MOST_WIDTH = 4096
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
 _EDGES_AT_ONCE = 2**19  # of states that have tables of their own: 128 states of four thousand candidates
 
@@ -60,6 +64,10 @@ class PolicyConfig:
     parts: bool = False  # whether it knows to cut a tenth or a third of the circuit at once, which the paper's does not
     trades: bool = False  # knows exchanges besides, which come after the parts at the start
     part_bias: float = 2.0  # of tenths; thirds have one more: at the start these come first, and are a good search already
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= MOST_WIDTH:
+            raise MechRLError(f"the policy's width must lie between 1 and {MOST_WIDTH:,}, not be {self.width}")
 
 
 @dataclass(frozen=True)
@@ -497,9 +505,8 @@ class Policy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """config.json and model.safetensors, in the hub's manner."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(asdict(self.config), indent=1) + "\n")
+        write_atomically(folder / "model.safetensors", save({k: v.contiguous() for k, v in self.state_dict().items()}))
+        write_atomically(folder / "config.json", (json.dumps(asdict(self.config), indent=1) + "\n").encode())
 
     def with_trades(self) -> Policy:
         """The policy, with exchanges for one more action if it knows none: at the bias with which they begin, whatever the state is."""
@@ -516,7 +523,7 @@ class Policy(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Policy:
-        policy = cls(PolicyConfig(**json.loads((folder / "config.json").read_text())))
+        policy = cls(made_of(PolicyConfig, read_json(folder / "config.json")))
         policy.load_state_dict(load_file(folder / "model.safetensors"))
         return policy.to(device)
 

@@ -14,7 +14,6 @@ nothing in the result. It hands round the actions; the others' policies stay as 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,14 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
+from mechrl.reading import parse_json
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
+from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)
@@ -314,9 +314,14 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Everything, in one safetensors file, written aside and moved into place. All ranks call it, the first writes."""
+        if (content := self.to_bytes()) is not None:
+            write_atomically(path, content)
+
+    def to_bytes(self) -> bytes | None:
+        """What is saved, on the first rank. All ranks call it."""
         state = {name: self._gather(getattr(self.env, name)) for name in STATE}
         if self.rank:
-            return
+            return None
         tensors = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
         for i, p in enumerate(self.parameters):
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in self.optimiser.state[p].items()}
@@ -330,21 +335,19 @@ class Trainer:
             "policy": asdict(self.policy.config),
             "tasks": [task.name for task in self.tasks],
         }
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, {"facts": json.dumps(facts)})
-        os.replace(temporary, path)
+        return sealed({k: v.detach().cpu().numpy() for k, v in tensors.items()}, {"facts": json.dumps(facts)})
 
     def load(self, path: Path) -> None:
         """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        arrays, texts = read_sealed(path)
+        facts, tensors = parse_json(texts["facts"]), {key: torch.from_numpy(array) for key, array in arrays.items()}
         ours = {"ppo": asdict(self.config), "reward": asdict(self.reward), "tasks": [task.name for task in self.tasks]}
         for key, value in ours.items():
             if facts[key] != value:
                 raise MechRLError(f"{path}: was written with other settings ({key}); resume with the same, or start anew")
         if any(f"env.{name}" not in tensors for name in STATE):
             raise MechRLError(f"{path}: was written by an older version of MechRL; start anew")
+        self._check_shapes(facts, tensors)
         self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
         for i, p in enumerate(self.parameters):
             moments = {k.split(".")[2]: v for k, v in tensors.items() if k.startswith(f"adam.{i}.")}
@@ -354,3 +357,13 @@ class Trainer:
         self.iteration, self.returns = facts["iteration"], tensors["returns"].numpy().copy()
         for name in STATE:
             setattr(self.env, name, tensors[f"env.{name}"].numpy()[self.mine].copy())
+
+    def _check_shapes(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """What is loaded must be what is there now, of the same shape and kind; a ValueError if it is not."""
+        there = {f"env.{name}": getattr(self.env, name) for name in STATE}
+        there = {name: (self.world * len(now), *now.shape[1:]) for name, now in there.items()} | {"returns": self.returns.shape}
+        wrong = [name for name, shape in there.items() if tuple(tensors[name].shape) != shape]
+        wrong += [f"adam.{i}" for i, p in enumerate(self.parameters) for k, v in tensors.items()
+                  if k.startswith(f"adam.{i}.exp_avg") and v.shape != p.shape]
+        if wrong or type(facts["iteration"]) is not int or not 0 <= facts["iteration"] <= self.config.iterations:
+            raise ValueError(f"{', '.join(wrong) or 'the iteration'}: not of this run")

@@ -14,7 +14,6 @@ the others: each has a generator of its own, acts by itself, and is charged for 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.reading import made_of, read_json
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STATE_AND_SPENT, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
@@ -537,10 +537,15 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
                 )
             raise MechRLError(f"{folder}: not the folder of a policy, {name} is missing; `mechrl train` writes them")
     try:
-        return Policy.load(folder, device)
+        policy = Policy.load(folder, device)
+        if not all(weights.isfinite().all() for weights in policy.state_dict().values()):
+            raise ValueError("a weight is not a number")
+        return policy
     except RuntimeError as exc:
         raise MechRLError(f"{folder}: model.safetensors does not fit config.json; they are not of the same policy") from exc
-    except (SafetensorError, OSError, TypeError, ValueError) as exc:
+    except MechRLError as exc:
+        raise MechRLError(f"{folder}: {exc}") from exc
+    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as exc:
         raise MechRLError(f"{folder}: the policy's files are damaged or cut short; copy or train them again") from exc
 
 
@@ -551,8 +556,8 @@ def trained_with(folder: Path, tau: float | None = None) -> tuple[TaskSettings, 
     agent that was trained towards a target takes `tau` for it, and has as many candidates as reach it with its margin.
     """
     try:
-        known = json.loads((folder / "run.json").read_bytes())
-        task, reward = TaskSettings(**known["task"]), RewardSettings(**known["reward"])
+        known = read_json(folder / "run.json")
+        task, reward = made_of(TaskSettings, known["task"]), made_of(RewardSettings, known["reward"])
         if task.spare:
             task = replace(task, k=max(task.k, TaskSettings().k))
         if reward.tau_high != RewardSettings.tau_high:
@@ -571,7 +576,9 @@ def learned_with(folder: Path) -> dict[str, Any]:
     Only if it is not the paper's, which is that of a policy without a run.json too.
     """
     try:
-        gamma = json.loads((folder / "run.json").read_bytes())["ppo"]["gamma"]
+        gamma = read_json(folder / "run.json")["ppo"]["gamma"]
+        if type(gamma) not in (int, float) or not 0 <= gamma <= 1:
+            raise ValueError("the discount is none")
     except (FileNotFoundError, KeyError):
         return {}
     except (OSError, TypeError, ValueError) as exc:

@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -32,18 +31,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 
 import mechrl
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
+from mechrl.files import CannotWrite, write_atomically
 from mechrl.models.base import Model
+from mechrl.reading import parse_json, read_bytes, read_json
 from mechrl.rl.env import RewardSettings
-from mechrl.rl.policy import Policy, PolicyConfig
+from mechrl.rl.log import METRICS, Log
+from mechrl.rl.policy import PolicyConfig
 from mechrl.rl.ppo import Trainer
 from mechrl.rl.tasks import TaskSettings
+from mechrl.saving import Saving
 
-CHECKPOINT, METRICS, RUN = "checkpoint.safetensors", "metrics.jsonl", "run.json"
+CHECKPOINT, RUN = "checkpoint.safetensors", "run.json"
 _FORMAT = 1
 
 
@@ -104,6 +105,7 @@ class Run:
         began: float | None = None,
     ) -> None:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
+        self._saving, self._log = Saving(), Log(folder, writes=trainer.rank == 0)
         self._began = time.perf_counter() if began is None else began
         self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # the preparations
         self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
@@ -114,7 +116,7 @@ class Run:
             if trainer.rank == 0:
                 write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
             if lines:
-                last = json.loads(lines[-1])
+                last = parse_json(lines[-1])
                 self.passes_before, self._seconds_before = last["passes"] - self._passes_at_first, last["seconds"]
         else:
             if (folder / CHECKPOINT).exists():
@@ -157,7 +159,7 @@ class Run:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Trains to the end; saves every `save_every` iterations and after the last."""
-        with _Log(self.folder, self.trainer.iteration, writes=self.trainer.rank == 0) as log:
+        with self._log.after(self.trainer.iteration) as log:
             before = time.perf_counter()
             for scalars in self.trainer.run():
                 now = time.perf_counter()
@@ -176,69 +178,39 @@ class Run:
             return {}
         return {"gpu_memory": self._over_ranks(torch.cuda.max_memory_reserved() / 2**30, dist.ReduceOp.SUM)}
 
-    def save(self) -> None:
-        """The policy and the checkpoint, as of now."""
-        if self.trainer.rank == 0:
-            save_policy(self.trainer.policy, self.folder)
-        self.trainer.save(self.folder / CHECKPOINT)
+    def save(self) -> bool:
+        """The policy and the checkpoint, as of now. False: they could not be written, which was said; another time they may be."""
+        content = self.trainer.to_bytes()  # of all ranks
+
+        def write() -> None:
+            if content is not None:
+                self._log.flush()  # a checkpoint is never ahead of its metrics
+                self.trainer.policy.save(self.folder)
+                write_atomically(self.folder / CHECKPOINT, content)
+
+        self._write = write
+        return self._saving.attempt(write)
+
+    def missing(self) -> CannotWrite | None:
+        """Why the run as it is now is not saved, after one more attempt; None: it is. The first rank knows."""
+        if self._saving.failed is not None:
+            self._saving.attempt(self._write)
+        return self._saving.failed
 
     def _lines(self) -> list[str]:
         """Those of metrics.jsonl up to the checkpoint."""
-        kept = []
-        for line in (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[: self.trainer.iteration]:
-            try:
-                json.loads(line)
-            except ValueError as exc:
-                raise MechRLError(f"{self.folder / METRICS}: damaged; start again in another folder") from exc
-            kept.append(line)
-        return kept
-
-
-class _Log:
-    """metrics.jsonl, and TensorBoard where it is installed: that of a run which is resumed forgets what lies beyond `iteration`."""
-
-    def __init__(self, folder: Path, iteration: int, writes: bool) -> None:
-        self.folder, self.iteration, self.writes = folder, iteration, writes
-        self.board: Any = None
-
-    def __enter__(self) -> _Log:
-        if self.writes:
-            self.file = open(self.folder / METRICS, "a", encoding="utf-8")
-            with suppress(ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.board = SummaryWriter(str(self.folder / "tb"), purge_step=self.iteration + 1 if self.iteration else None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.writes:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-    def write(self, row: dict[str, Any]) -> None:
-        if self.writes:
-            self.file.write(json.dumps(row) + "\n")
-            self.file.flush()
-        if self.board is not None:
-            for key, value in row.items():
-                if key != "iteration" and value is not None:
-                    self.board.add_scalar(key, value, row["iteration"])
+        try:
+            lines = read_bytes(self.folder / METRICS).decode().split("\n")[: self.trainer.iteration]
+            rows = [parse_json(line) for line in lines if line]
+            if not all(isinstance(row[key], int | float) and 0 <= row[key] < 2**63 for row in rows for key in ("passes", "seconds")):
+                raise ValueError("a line has no passes or no seconds")
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise MechRLError(f"{self.folder / METRICS}: missing or damaged; start again in another folder") from exc
+        return [line for line in lines if line]
 
 
 def file_checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """`Policy.save`, aside and then into place."""
-    aside = folder / f".policy.{os.getpid()}"
-    try:
-        policy.save(aside)
-        for file in aside.iterdir():
-            os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:
@@ -247,11 +219,11 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
     if not (folder / CHECKPOINT).exists():
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
-        known = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
+        known = read_json(path)
+        for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
+            known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
+    except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
-    for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
-        known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
     other = list(_differences(known, json.loads(json.dumps(about))))
     if other:
         raise MechRLError(f"the run to resume had {', '.join(other)}; give the same options, or start in another folder")
@@ -268,5 +240,5 @@ def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
 def _load(trainer: Trainer, path: Path) -> None:
     try:
         trainer.load(path)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as exc:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError, AttributeError, IndexError) as exc:
         raise MechRLError(f"{path}: not a checkpoint, or damaged; start again in another folder") from exc

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mechrl import options
-from mechrl.terminal import Live, answer, answer_json, check_folder, say, stop_signals, working
+from mechrl.errors import MechRLError
+from mechrl.one_writer import one_writer
+from mechrl.saving import Saving, answer_kept, keep
+from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 _SAVE_EVERY = 10.0  # seconds
 
 
+@one_writer
 def search_command(
     method: Annotated[str, typer.Argument(help="`top-n`, `greedy`, `acdc`, `edge-pruning` or `blockwise`.", show_default=False)],
     behaviour: options.Behaviour,
@@ -58,7 +62,7 @@ def search_command(
     """
     from mechrl import gate
     from mechrl.behaviours import get_behaviour
-    from mechrl.circuit import write_atomically
+    from mechrl.files import write_atomically
     from mechrl.models import load_model
     from mechrl.search.acdc import THRESHOLDS
     from mechrl.search.problem import Interrupted, State
@@ -78,7 +82,6 @@ def search_command(
     )
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
-    check_folder(out)
     chosen = get_behaviour(behaviour)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)
@@ -93,7 +96,7 @@ def search_command(
 
     last_saved = time.monotonic()
     last_state: State | None = state
-    remaining = _Remaining()
+    remaining, saving = _Remaining(), Saving()
     with Live(method, quiet=0) as live, stop_signals() as stopped:  # the first line comes at once: the search has begun
 
         def checkpoint(now: State) -> None:
@@ -104,7 +107,7 @@ def search_command(
             line += f", {session.seconds:.0f} s{remaining.text(fraction)} · {now.note}"
             live.show(line, fraction or 0.0, None if fraction is None else 1.0)
             if stopped or time.monotonic() - last_saved > _SAVE_EVERY:
-                write_atomically(state_path, now.to_bytes(**session.about()))
+                saving.attempt(lambda: write_atomically(state_path, now.to_bytes(**session.about())))
                 last_saved = time.monotonic()
             if stopped:
                 raise Interrupted
@@ -115,13 +118,19 @@ def search_command(
         except Interrupted:
             assert last_state is not None
             circuit = session.circuit(last_state, complete=False)
-    circuit.save(circuit_path)
+    unsaved = keep(circuit, circuit_path)
     if not circuit.complete:
-        say(f"interrupted; {circuit_path} holds what was reached. To go on, repeat the command with --resume")
+        if unsaved is not None:
+            answer_kept(circuit, circuit_path, unsaved)
+        else:
+            say(f"interrupted; {circuit_path} holds what was reached. To go on, repeat the command with --resume")
+        if saving.failed is not None:
+            say(f"interrupted; the state could not be saved ({saving.failed}); --resume goes on from the last one that was")
         raise typer.Exit(128 + stopped[0])
-    state_path.unlink(missing_ok=True)
+    if unsaved is None:
+        state_path.unlink(missing_ok=True)
     if as_json:
-        answer_circuit(circuit, circuit_path)
+        answer_circuit(circuit, circuit_path, unsaved)
         return
     reached = circuit.faithfulness_validation if circuit.settings["target"] == "test" else circuit.faithfulness
     assert reached is not None
@@ -132,13 +141,18 @@ def search_command(
     )
     if reached < circuit.tau:
         answer(f"f = {circuit.tau:g} was not reached ({circuit.settings['note']})")
-    answer(circuit_path)
+    answer_kept(circuit, circuit_path, unsaved)
+    if unsaved is not None:
+        raise unsaved
 
 
-def answer_circuit(circuit: Circuit, path: Path) -> None:
-    """What machines are told of a circuit, whichever command found it."""
+def answer_circuit(circuit: Circuit, path: Path, unsaved: MechRLError | None = None) -> None:
+    """What machines are told of a circuit, whichever command found it. One that could not be saved is told whole."""
     keys = ("behaviour", "model", "method", "tau", "faithfulness", "faithfulness_test", "edges", "edges_pruned")
-    answer_json({key: getattr(circuit, key) for key in (*keys, "passes", "seconds")} | {"circuit": str(path)})
+    known = {key: getattr(circuit, key) for key in (*keys, "passes", "seconds")}
+    answer_json(known | {"circuit": str(path)} if unsaved is None else known | {"circuit": None, "unsaved": circuit.to_json()})
+    if unsaved is not None:
+        raise unsaved
 
 
 class _Remaining:

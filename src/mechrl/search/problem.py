@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from mechrl.behaviours.base import Behaviour, Pairs
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.reading import parse_json
+from mechrl.sealed import read_sealed, sealed
 
 _CALLS_PER_MINIBATCH = 16  # fresh pairs often enough to matter, seldom enough that building their engine does not
 
@@ -48,21 +48,24 @@ class State:
         rest = {k: v for k, v in self.extra.items() if not isinstance(v, np.ndarray)}
         arrays |= {"mask": np.ascontiguousarray(self.mask), "order": np.asarray(self.order, dtype=np.int64)}
         known = {"faithfulness": self.faithfulness, "extra": rest, "done": self.done, "note": self.note, "about": about}
-        return save(arrays, {"state": json.dumps(known)})
+        return sealed(arrays, {"state": json.dumps(known)})
 
     @classmethod
     def read(cls, path: Path) -> tuple[State, dict]:
         """The state of a file and the facts saved with it."""
         try:
-            with safe_open(path, framework="np") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-                known = json.loads(file.metadata()["state"])
+            arrays, texts = read_sealed(path)
+            known = parse_json(texts["state"])
             extra = {key[len("extra.") :]: value for key, value in arrays.items() if key.startswith("extra.")} | known["extra"]
             mask, order = arrays["mask"], arrays["order"].tolist()
+            right = mask.dtype == bool and mask.ndim == 1 and arrays["order"].dtype.kind == "i" and arrays["order"].ndim == 1
+            kinds: dict[str, Any] = {"faithfulness": (int, float), "done": bool, "note": str, "about": dict}
+            if not right or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
+                raise ValueError("an array or a fact is of another kind")
             return cls(mask, order, known["faithfulness"], extra, known["done"], known["note"]), known["about"]
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as exc:
+        except (OSError, KeyError, TypeError, ValueError) as exc:
             raise MechRLError(f"{path}: not the state of a search, or damaged; start again without --resume") from exc
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -141,6 +141,8 @@ class Session:
     def run(self, state: State | None = None) -> State:
         """The method; with the target `test`, as often as it takes."""
         search = _search(self.settings)
+        if state is not None and len(state.mask) != len(self.problem.candidates):
+            raise MechRLError("the state is of a search among other candidates; start again without --resume")
         if state is None:
             self._widen()
         while True:
@@ -292,12 +294,28 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
 
 
 def check_continues(model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any]) -> None:
-    """Refuses to continue another search than the one that was left."""
+    """Refuses to continue another search than the one that was left, or what says too little of it."""
+    if not isinstance(about.get("settings", {}), dict):
+        raise MechRLError("the state's settings are none; start again without --resume")
     mine = {"model": model.name, "checksum": model.checksum, "behaviour": behaviour.name} | settings.to_json()
     theirs = {key: about.get(key) for key in ("model", "checksum", "behaviour")} | about.get("settings", {})
     other = [f"{key} {theirs.get(key)!r}" for key in mine if mine[key] != theirs.get(key)]
     if other:
         raise MechRLError(f"the search to resume had {', '.join(other)}; give the same options, or start without --resume")
+    if not _says_enough(about):
+        raise MechRLError("the state does not say what was spent and aimed at; start again without --resume")
+
+
+def _says_enough(about: dict[str, Any]) -> bool:
+    """Whether all that `prepare` takes over is there, and can be it."""
+    numbers = {key: about.get(key) for key in ("k", "attempt", "calls", "aim", "passes", "seconds")}
+    whole = all(type(numbers[key]) is int and 0 <= numbers[key] < 2**31 for key in ("k", "attempt", "calls"))  # type: ignore[operator]
+    finite = all(type(x) in (int, float) and 0 <= x < 2**53 for x in numbers.values())  # type: ignore[operator]
+    found = about.get("found")
+    if found is None:
+        return whole and finite
+    names = {field.name for field in fields(Found)}
+    return whole and finite and isinstance(found, dict) and set(found) == names
 
 
 def search(

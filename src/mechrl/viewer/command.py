@@ -80,7 +80,8 @@ def export_command(
     - `mechrl export runs/ioi/circuit.json --eap-ig ioi.json`
     - `mechrl export a/circuit.json b/circuit.json --html both.html`
     """
-    from mechrl.circuit import Circuit, write_atomically
+    from mechrl.circuit import Circuit
+    from mechrl.files import write_atomically
 
     if html is None and eap_ig is None:
         raise MechRLError("nothing to write: give --html OUT.html or --eap-ig OUT.json")

@@ -1,0 +1,52 @@
+"""A save that fails is not the end: it is said, the work goes on, and saving is tried again. No heavy imports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mechrl.files import REPEAT, CannotWrite
+from mechrl.terminal import answer, say
+
+if TYPE_CHECKING:
+    from mechrl.circuit import Circuit
+
+
+class Saving:
+    """Of something that is saved again and again. `failed`: why the last attempt did, or None."""
+
+    def __init__(self) -> None:
+        self.failed: CannotWrite | None = None
+
+    def attempt(self, save: Callable[[], None]) -> bool:
+        """Whether it could be saved. A reason is said once, not at every attempt."""
+        before, self.failed = self.failed, not_saved(save)
+        if self.failed is not None and str(self.failed) != str(before):
+            say(f"{str(self.failed).removesuffix(REPEAT)}. The work goes on, and saving is tried again")
+        if self.failed is None and before is not None:
+            say("saving works again")
+        return self.failed is None
+
+
+def not_saved(save: Callable[[], None]) -> CannotWrite | None:
+    """Tries once; why it could not be done."""
+    try:
+        save()
+    except CannotWrite as exc:
+        return exc
+    return None
+
+
+def keep(circuit: Circuit, path: Path) -> CannotWrite | None:
+    """Saves what a command has found; if that cannot be, says what becomes of it."""
+    if failed := not_saved(lambda: circuit.save(path)):
+        say(f'{path} could not be written; the circuit is printed: what begins with {{"format" is what would be in the file')
+    return failed
+
+
+def answer_kept(circuit: Circuit, path: Path, failed: CannotWrite | None) -> None:
+    """For people: where the circuit is, or the circuit itself (without the scores, of which there may be a million)."""
+    answer(path if failed is None else json.dumps(replace(circuit, scores=None).to_json()))

@@ -1,0 +1,91 @@
+"""The fuzz itself: a reader, damaged variants of its files, and what became of each. `python -m tests.fuzz.run SECONDS` goes on so long."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from mechrl.errors import MechRLError
+from tests.fuzz.damage import damaged
+from tests.fuzz.readers import READERS, Reader
+
+SLOW = 2.0  # seconds of the processor for a file of a few kilobytes
+
+
+class Fuzz:
+    """One reader, its valid files in memory, and a folder in which they are damaged one at a time."""
+
+    def __init__(self, reader: Reader, folder: Path, seed: int = 0) -> None:
+        self.reader, self.folder, self.rng = reader, folder, Random(f"{reader.name} {seed}")
+        reader.make(folder)
+        self.valid = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+        self.chosen = [path for path in self.valid if not reader.damage or path.name in reader.damage]
+        assert self.chosen
+        reader.read(folder)  # undamaged, it is read
+        self.counts: Counter[str] = Counter()
+        self.found: list[str] = []  # what is neither read nor refused in one line
+
+    def one(self) -> None:
+        path = self.rng.choice(self.chosen)
+        kind = "jsonl" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
+        content = damaged(self.valid[path], kind, self.rng)
+        path.write_bytes(content)
+        began = time.thread_time()
+        try:
+            self.reader.read(self.folder)
+            self.counts["read"] += 1
+        except MechRLError as exc:
+            self.counts["refused"] += 1
+            if "\n" in str(exc):
+                self._found(path, content, "more than one line")
+        except BaseException as exc:
+            if isinstance(exc, KeyboardInterrupt):
+                raise
+            last = traceback.extract_tb(exc.__traceback__)[-1]
+            gist = f"{type(exc).__name__}: {str(exc)[:80]} ({Path(last.filename).name}:{last.lineno})"
+            self._found(path, content, f"{gist}\n{''.join(traceback.format_exception(exc)[-4:])}")
+        finally:
+            self.counts["slowest, ms"] = max(self.counts["slowest, ms"], round(1000 * (time.thread_time() - began)))
+            path.write_bytes(self.valid[path])
+        if time.thread_time() - began > SLOW:
+            self._found(path, content, f"{time.thread_time() - began:.1f} s")
+
+    def _found(self, path: Path, content: bytes, what: str) -> None:
+        self.counts["FOUND"] += 1
+        self.found.append(f"{self.reader.name}, {path.name}: {what}\n{content[:300]!r}")
+        if keep := os.environ.get("MECHRL_FUZZ_KEEP"):  # a folder for what was found
+            Path(keep, f"{self.reader.name}-{self.counts['FOUND']}-{path.name}".replace(" ", "-")).write_bytes(content)
+
+
+def main(seconds: float) -> int:
+    """All readers in turns, a hundred variants each time; counts at the end."""
+    until, seed, total = time.monotonic() + seconds, 1, {reader.name: Counter[str]() for reader in READERS}
+    printed: set[str] = set()
+    while time.monotonic() < until:
+        for reader in READERS:
+            with tempfile.TemporaryDirectory() as folder:
+                fuzz = Fuzz(reader, Path(folder), seed)
+                for _ in range(100):
+                    fuzz.one()
+            for key, n in fuzz.counts.items():
+                total[reader.name][key] = max(total[reader.name][key], n) if "slowest" in key else total[reader.name][key] + n
+            for what in fuzz.found:
+                if (gist := what.splitlines()[0]) not in printed:
+                    printed.add(gist)
+                    print(what, file=sys.stderr, flush=True)
+        seed += 1
+    print("| reader | variants | refused | read | neither | slowest, ms |\n| --- | --- | --- | --- | --- | --- |")
+    for name, n in total.items():
+        variants = n["refused"] + n["read"] + n["FOUND"]
+        print(f"| {name} | {variants:,} | {n['refused']:,} | {n['read']:,} | {n['FOUND']} | {n['slowest, ms']:,} |")
+    return any(n["FOUND"] for n in total.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1])))
