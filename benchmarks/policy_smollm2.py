@@ -194,7 +194,7 @@ def deploy_rows(
             "trades": deployment.trades,
             "K": task.K,
             "ceiling": task.ceiling,
-            "edges": circuit.edges,
+            "edges": len(circuit),
             "f": circuit.faithfulness,
             "f_validation": circuit.faithfulness_validation,
             "f_test": circuit.faithfulness_test,

@@ -101,10 +101,10 @@ def cells(names: list[str]) -> list[Cell]:
         # top-n and greedy rank by one score
         for method in ("top-n", "greedy"):
             found += [Cell(1, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
-            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test", prefilter="metric")))
+            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, holds_on="fresh", prefilter="metric")))
         # elsewhere there are ten thousand candidates or more, and ACDC tests every one of them on all pairs, three times
         for method in ("blockwise", "acdc") if name in SHARP else ("blockwise",):
-            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, target="test")))
+            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, holds_on="fresh")))
         found.append(Cell(4, "discovery", name, Settings("edge-pruning")))
         if name in GROWING:
             found += [Cell(1, "seeds", name, Settings("blockwise", seed=seed)) for seed in SEEDS]
@@ -160,8 +160,8 @@ def result(circuit: Circuit) -> dict[str, Any]:
         "f": circuit.faithfulness,
         "f_test": circuit.faithfulness_test,
         "f_validation": circuit.faithfulness_validation,
-        "edges": circuit.edges,
-        "edges_pruned": circuit.edges_pruned,
+        "edges": len(circuit),
+        "edges_pruned": circuit.size,
         "passes": circuit.passes,
         "seconds": circuit.seconds,
         "note": circuit.settings["note"],
@@ -180,7 +180,7 @@ def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, 
     by_key = {cell.key: cell for cell in wanted if cell.table == "discovery"}
     for known in done_cells(folder):
         circuit = Circuit.load(folder / known["result"]["circuit"])
-        settings = {field.name: circuit.settings[field.name] for field in fields(Settings) if field.name in circuit.settings}
+        settings = {name: circuit.settings[name] for name in Settings("greedy").to_json() | {"thresholds": 0} if name in circuit.settings}
         if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):
             yield cell, circuit, known["result"]["device"]
 

@@ -32,7 +32,7 @@ print(f"accuracy {verdict.accuracy:.2f}, KL_cut {verdict.kl_cut:.1f}: {'exhibite
     """Let a trained policy find the circuit: 16 sampled episodes and a greedy one, in each of which it cuts edges until little is left.
 The smallest circuit with faithfulness f ≥ τ wins. f is 1 for the whole model and 0 for the empty circuit.""",
     """circuit = mechrl.discover(model, behaviour, tau=0.9)
-print(f"{circuit.edges} of {circuit.graph.n_edges:,} edges after {circuit.passes:,.0f} forward passes")
+print(f"{len(circuit)} of {circuit.graph.n_edges:,} edges after {circuit.passes:,.0f} forward passes")
 print(f"f = {circuit.faithfulness:.3f} on its own pairs, {circuit.faithfulness_test:.3f} on fresh ones")""",
     "Is it real? Without the circuit the behaviour should be gone; random circuits of the same size should not show it.",
     """validity = mechrl.validate(circuit, model, behaviour)
@@ -56,7 +56,7 @@ small = mechrl.discover(model, mine, "blockwise")  # a search that starts from n
 small""",
     """Which edges do the two circuits share?""",
     """shared = circuit.mask & small.mask
-print(f"{int(shared.sum())} of {small.edges}:", *[model.graph.edge_name(e) for e in shared.nonzero()[0]], sep="\\n  ")""",
+print(f"{int(shared.sum())} of {len(small)}:", *[model.graph.edge_name(e) for e in shared.nonzero()[0]], sep="\\n  ")""",
     "Keep it. `mechrl view`, `mechrl validate` and `mechrl export` take the file.",
     """import tempfile
 

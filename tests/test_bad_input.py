@@ -214,7 +214,7 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("search acdc ioi --threshold -1", 2),
         ("search top-n ioi --seed -1", 2),
         ("search guess ioi", 1),
-        ("search top-n ioi --target moon", 1),
+        ("search top-n ioi --holds-on moon", 1),
         ("search top-n ioi --device cuda:99", 1),
         ("search top-n ioi --device meta", 1),
         ("search top-n", 2),

@@ -79,7 +79,7 @@ def test_a_compressed_file_is_the_same_circuit_or_refused_in_one_line(tmp_path: 
 def test_sizes_raw_and_pruned() -> None:
     graph = Graph(1, 1, 1)
     mask = np.array([name in ("input->a0.h0<v>", "input->logits") for name in graph.edge_names])
-    assert (circuit(graph, mask=mask).edges, circuit(graph, mask=mask).edges_pruned) == (2, 1)
+    assert (len(circuit(graph, mask=mask)), circuit(graph, mask=mask).size) == (2, 1)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
@@ -183,6 +183,9 @@ ACCEPTED = {  # of these values, by field
     "settings": ({}, {"x": 1}),
     "complete": (True,),
     "scores": (None,),
+    "attribution": (None,),
+    "rows": ([],),
+    "bos": (None, True),
 }
 
 
@@ -291,7 +294,7 @@ def test_it_shows_itself() -> None:
     said = repr(mine)
     assert "\n" not in said and len(said) < 200
     assert (
-        f"{mine.edges_pruned} of {SHAPE.n_edges} edges" in said and "f = 0.912 on 20 discovery pairs, 0.800 on fresh ones" in said
+        f"{mine.size} of {SHAPE.n_edges} edges" in said and "f = 0.912 on 20 discovery pairs, 0.800 on fresh ones" in said
     )
     shown = mine._repr_html_()
     assert shown.startswith("<iframe srcdoc=") and "<b>ioi" not in shown and shown == mechrl.show(mine)._repr_html_()

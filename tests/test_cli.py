@@ -18,9 +18,9 @@ from typer.main import get_command
 
 from mechrl import cli
 
-COMMANDS = ["models", "behaviours", "discover", "adapt", "search", "validate", "compare", "reproduce", "train", "export"]
+COMMANDS = ["models", "behaviours", "check", "discover", "adapt", "search", "validate", "compare", "reproduce", "train", "export"]
 COMMANDS += ["view", "bench"]
-SHARED = ["--device", "--seed", "--json", "--tau", "--resume", "--half", "--rollouts", "--jobs", "--transitions", "--envs"]
+SHARED = ["--device", "--seed", "--json", "--tau", "--resume", "--half", "--rollouts", "--jobs", "--transitions", "--envs", "--bos"]
 
 
 def mechrl(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

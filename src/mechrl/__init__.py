@@ -6,7 +6,7 @@
     behaviour = mechrl.behaviour("ioi")
     print(mechrl.judge(model, behaviour).exhibited)                # does the model do it at all?
     circuit = mechrl.discover(model, behaviour)                    # by a trained policy
-    print(circuit.edges, circuit.faithfulness, circuit.faithfulness_test)
+    print(len(circuit), circuit.faithfulness, circuit.faithfulness_test)
     print(mechrl.validate(circuit, model, behaviour).necessity)    # is it real?
     mechrl.show(circuit, model, behaviour)                         # in a notebook; `circuit` alone shows itself there too
 

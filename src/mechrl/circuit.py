@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mechrl
+from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
 from mechrl.graph import Graph
@@ -30,6 +31,8 @@ class Circuit:
 
     `scores` follow the sign of `mechrl.attribution`: corrupting an edge of positive score hurts. They are single precision, here
     as in the file. `order` lists the edges that a search removed, first removed first: without scores it says what matters.
+
+    `len(circuit)` is the number of kept edges, `size` that of those on a path; `edges` and `live_edges` are their names.
     """
 
     model: str
@@ -52,9 +55,16 @@ class Circuit:
     seconds: float = 0.0
     complete: bool = True  # False: the search was interrupted
     version: str = field(default=mechrl.__version__)
+    attribution: np.ndarray | None = None  # [E] EAP-IG on the discovery pairs, of the edges kept or in `order`; 0 for all others
+    rows: tuple[dict[str, Any], ...] = ()  # of a behaviour of the user's own, as `Behaviour.from_pairs` reads them
+    bos: bool | None = None  # whether its prompts opened with a token; None: a file that does not say
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask", np.asarray(self.mask, dtype=bool))
+        if self.attribution is not None:
+            known = self.mask.copy()
+            known[list(self.order)] = True
+            object.__setattr__(self, "attribution", np.where(known, self.attribution, 0).astype(np.float32))
         if self.scores is not None:
             object.__setattr__(self, "scores", np.asarray(self.scores, dtype=np.float32))
 
@@ -63,7 +73,7 @@ class Circuit:
     def __repr__(self) -> str:
         fresh = "" if self.faithfulness_test is None else f", {self.faithfulness_test:.3f} on fresh ones"
         return (
-            f"<Circuit: {self.behaviour} in {self.model} by {self.method}, {self.edges_pruned:,} of {self.graph.n_edges:,} edges, "
+            f"<Circuit: {self.behaviour} in {self.model} by {self.method}, {self.size:,} of {self.graph.n_edges:,} edges, "
             f"f = {self.faithfulness:.3f} on {self.pairs} discovery pairs{fresh}>"
         )
 
@@ -73,20 +83,37 @@ class Circuit:
 
         return circuit_html(self)
 
-    @property
-    def edges(self) -> int:
+    def __len__(self) -> int:
         """Raw size: all kept edges."""
         return int(self.mask.sum())
+
+    def __bool__(self) -> bool:
+        return True  # an empty circuit is a circuit
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The names of all kept edges, such as `a9.h6->m10`."""
+        return tuple(self.graph.edge_name(int(e)) for e in np.flatnonzero(self.mask))
+
+    @property
+    def live(self) -> np.ndarray:
+        """[E] bool, the kept edges on a path from the input to the logits."""
+        return self.graph.prune(self.mask)
+
+    @property
+    def live_edges(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.graph.edge_name(int(e)) for e in np.flatnonzero(self.live))
+
+    @property
+    def size(self) -> int:
+        """Edges on a path from the input to the logits; the others change no output. Methods are compared by this."""
+        return int(self.live.sum())
 
     @property
     def pairs_seed(self) -> int:
         """The seed of the discovery pairs: the method's own, unless it says otherwise (a policy's is that of its rollouts)."""
         return int(self.settings.get("pairs_seed", self.seed))
-
-    @property
-    def edges_pruned(self) -> int:
-        """Edges on a path from the input to the logits; the others change no output."""
-        return int(self.graph.prune(self.mask).sum())
 
     def importance(self) -> np.ndarray:
         """[E] the scores; without them the removal order: kept edges first, then the later removed the more important.
@@ -113,6 +140,32 @@ class Circuit:
                 f"{model.name} has ({model.checksum[:12]}…); load the same weights or search again"
             )
 
+    def as_found(self, model: Model) -> Model:
+        """The model with prompts that open as they did when the circuit was found. Refuses a model that it was not found in."""
+        self.check_model(model)
+        if self.bos is None or model.tokenizer is None or self.bos == (model.tokenizer.bos is not None):
+            return model
+        return replace(model, tokenizer=model.tokenizer.opened("yes" if self.bos else "no"))
+
+    def its_behaviour(self, given: str | Path | None = None) -> Behaviour:
+        """The behaviour it was found for: of its own rows, or a built-in one. `given`: a name or file, which must be that behaviour.
+
+        A circuit file never says what else is to be read.
+        """
+        own = Behaviour.from_pairs(self.behaviour, self.rows) if self.rows else None
+        if given is None:
+            if own is not None:
+                return own
+            if self.behaviour in {behaviour.name for behaviour in behaviours()}:
+                return get_behaviour(self.behaviour)
+            raise MechRLError(f"the behaviour {self.behaviour!r} is not built in; give its file by --behaviour")
+        mine = get_behaviour(given)
+        if mine.name != self.behaviour:
+            raise MechRLError(f"the circuit is of the behaviour {self.behaviour!r}, {given} is {mine.name!r}")
+        if own is not None and own.rows() != mine.rows():
+            raise MechRLError(f"{given} has other rows than the circuit was found with; leave --behaviour away, it has its own")
+        return mine
+
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -137,15 +190,22 @@ class Circuit:
             "faithfulness": self.faithfulness,
             "faithfulness_test": self.faithfulness_test,
             "faithfulness_validation": self.faithfulness_validation,
-            "n_edges": self.edges,
-            "n_edges_pruned": self.edges_pruned,
+            "n_edges": len(self),
+            "n_edges_pruned": self.size,
             "passes": self.passes,
             "seconds": self.seconds,
-            "edges": [self.graph.edge_name(int(e)) for e in np.flatnonzero(self.mask)],
+            "edges": list(self.edges),
             "order": list(self.order),
             # the shortest decimal that reads back as the same single-precision number
             "scores": None if self.scores is None else [float(str(x)) for x in self.scores],
+            "attribution": None if self.attribution is None else [float(str(x)) for x in self.attribution[self._attributed()]],
+            "rows": list(self.rows),
+            "bos": self.bos,
         }
+
+    def _attributed(self) -> np.ndarray:
+        """The edges that have an attribution score, as the file lists them: those kept, then those in `order`."""
+        return np.concatenate([np.flatnonzero(self.mask), np.array(self.order, dtype=np.int64)])
 
     def save(self, path: Path | str) -> None:
         """As JSON; compressed, if the name ends with .gz."""
@@ -192,6 +252,16 @@ class Circuit:
                 raise ValueError(f"{len(scores)} scores for {graph.n_edges} edges")
             if not np.isfinite(scores).all():
                 raise ValueError("a score is not a finite number")
+        attribution, mine = None, np.concatenate([np.flatnonzero(mask), np.array(order, dtype=np.int64)])
+        if known.get("attribution") is not None:
+            values = np.array(f.list_of("attribution", int, float), dtype=np.float32)
+            if values.shape != mine.shape or not np.isfinite(values).all():
+                raise ValueError(f"{len(values)} attribution scores for {len(mine)} edges, or one that is not a finite number")
+            attribution = np.zeros(graph.n_edges, dtype=np.float32)
+            attribution[mine] = values
+        rows = tuple(f.list_of("rows", dict)) if "rows" in known else ()
+        if rows:
+            Behaviour.from_pairs(f.text("behaviour"), rows)  # refuses what is none
         return cls(
             model=f.text("model"),
             checksum=f.text("checksum"),
@@ -213,6 +283,9 @@ class Circuit:
             seconds=f.number("seconds"),
             complete=f.of("complete", bool),
             version=f.text("version"),
+            attribution=attribution,
+            rows=rows,
+            bos=None if known.get("bos") is None else f.of("bos", bool),
         )
 
     def to_eap_ig(self, path: Path | str) -> None:

@@ -18,8 +18,9 @@ import typer
 from typer.main import get_command
 
 from mechrl import __version__, options
-from mechrl.errors import MechRLError
 from mechrl.agents.planner.command import app as planner_app
+from mechrl.behaviours_command import behaviours_command, check_command
+from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.files import advice
 from mechrl.rl.command import adapt_command, discover_command, train_command
@@ -79,65 +80,8 @@ def models(as_json: options.Json = False) -> None:
         answer_table(["name", "here", "what it is"], [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows])
 
 
-@app.command()
-def behaviours(
-    model: options.Model = "toy",
-    device: options.Device = "auto",
-    pairs: Annotated[int, typer.Option(min=1, help="Test pairs per behaviour.")] = 50,
-    only: Annotated[list[str] | None, typer.Option("--behaviour", "-b", help="Only these; a name or a file. Repeatable.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Check which behaviours a model exhibits: accuracy and KL_cut on test pairs, against stated thresholds.
-
-    Examples:
-
-    - `mechrl behaviours`
-    - `mechrl behaviours --model smollm2 --json`
-    - `mechrl behaviours -b ioi -b mine.jsonl`
-    """
-    from mechrl import gate
-    from mechrl.behaviours import behaviours as all_behaviours
-    from mechrl.behaviours import get_behaviour
-    from mechrl.models import load_model
-
-    chosen = [get_behaviour(name) for name in only] if only else list(all_behaviours())
-    with working(f"loading {model}"):
-        loaded = load_model(model, device=device)
-    verdicts = []
-    with Live("behaviours") as live:
-        for i, behaviour in enumerate(chosen):
-            live.show(behaviour.name, i, len(chosen))
-            verdicts.append(gate.judge(loaded, behaviour, pairs))
-    if as_json:
-        answer_json([v.to_json() for v in verdicts])
-        return
-
-    def number(x: float | None, digits: int = 2) -> str:
-        return "–" if x is None else f"{x:.{digits}f}"
-
-    rows = [
-        [
-            v.name,
-            v.split,
-            str(v.pairs),
-            number(v.accuracy),
-            v.metric,
-            number(v.metric_clean),
-            number(v.metric_corrupt),
-            number(v.p_answer),
-            number(v.kl_cut),
-            "yes" if v.exhibited else f"no: {v.reason}",
-        ]
-        for v in verdicts
-    ]
-    header = ["behaviour", "split", "pairs", "accuracy", "metric", "clean", "corrupted", "P(answer)", "KL_cut", "exhibited"]
-    answer_table(header, rows)
-    answer(
-        f"{sum(v.exhibited for v in verdicts)} of {len(verdicts)} exhibited by {model}: accuracy ≥ {gate.MIN_ACCURACY}"
-        f" and KL_cut ≥ {gate.MIN_KL_CUT} on test pairs"
-    )
-
-
+app.command("behaviours")(behaviours_command)
+app.command("check")(check_command)
 app.command("discover")(discover_command)
 app.command("adapt")(adapt_command)
 app.command("search")(search_command)
@@ -153,13 +97,25 @@ app.add_typer(planner_app, name="planner")
 
 @bench_app.command("engine")
 def bench_engine(
-    model: Annotated[str, typer.Option("--model", "-m", help="As everywhere, or `gpt2-random`: GPT-2 small's shape.")] = "toy",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", rich_help_panel=options.BASICS, help="As everywhere, or `gpt2-random`: GPT-2 small's shape."
+        ),
+    ] = "toy",
     device: options.Device = "auto",
     circuits: Annotated[
-        str, typer.Option(help="Circuits per call, comma-separated. [default: 1,4; on a GPU 1,16,128,2048]", show_default=False)
+        str,
+        typer.Option(
+            rich_help_panel=options.BUDGET,
+            help="Circuits per call, comma-separated. [default: 1,4; on a GPU 1,16,128,2048]",
+            show_default=False,
+        ),
     ] = "",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per figure; the median is reported.")] = 3,
-    tf32: Annotated[bool, typer.Option(help="Allow TF32 matrix products on a GPU.")] = True,
+    repeats: Annotated[
+        int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Runs per figure; the median is reported.")
+    ] = 3,
+    tf32: Annotated[bool, typer.Option(rich_help_panel=options.EXPERT, help="Allow TF32 matrix products on a GPU.")] = True,
     as_json: options.Json = False,
 ) -> None:
     """Circuits per second, next to a plain `transformers` forward of the same 20 IOI prompts.

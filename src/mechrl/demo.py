@@ -50,7 +50,7 @@ def main() -> None:
     say("rollouts", f"{deployment.rollouts} sampled and a greedy one, {reward.max_steps} decisions each, more where they pay …")
     circuit = discover(model, behaviour, policy, deployment, settings, reward)
     whole, candidates = graph.n_edges, circuit.settings["candidates"]
-    say("circuit", f"{circuit.edges} edges, out of {candidates} candidates and {whole:,} in the model")
+    say("circuit", f"{len(circuit)} edges, out of {candidates} candidates and {whole:,} in the model")
     say(
         "",
         f"f = {circuit.faithfulness:.3f} on its own pairs, {circuit.faithfulness_test:.3f} on fresh ones (1: the whole model)",
@@ -59,11 +59,11 @@ def main() -> None:
     say("", f"made of {_components(circuit)}")
 
     engine, fresh = Engine(model, pairs), Engine(model, behaviour.pairs(model.tokenizer, 100, TEST_SEED))
-    by_score = top_n(cached(engine, pairs, behaviour.metric), circuit.edges)
+    by_score = top_n(cached(engine, pairs, behaviour.metric), len(circuit))
     rng = np.random.default_rng(0)
     random = np.zeros((100, whole), dtype=bool)
     for row in random:
-        row[rng.choice(whole, circuit.edges, replace=False)] = True
+        row[rng.choice(whole, len(circuit), replace=False)] = True
     f_score, f_random = (float(fresh.faithfulness(masks).mean()) for masks in (by_score, random))
     say(
         "compare",

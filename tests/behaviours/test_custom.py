@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechrl.behaviours import PARTS, Behaviour, get_behaviour, load_behaviour
-from mechrl.errors import MechRLError
-from tests.behaviours.tokenizers import gpt2
+from mechrl.behaviours.custom import recurring
+from mechrl.errors import FileError, MechRLError
+from tests.behaviours.tokenizers import gpt2, word_level
 
 CITIES = ["Paris", "London", "Berlin", "Madrid", "Rome", "Moscow", "Tokyo", "Cairo"]
 GOOD = [
@@ -63,11 +65,68 @@ def test_rows_that_share_a_prompt_share_a_part(rows: list[tuple[int, int]]) -> N
     texts = [{"clean": f"p {a}", "corrupt": f"p {b}", "answer": " x", "foil": " y"} for a, b in rows]
     source = Behaviour.from_pairs("b", texts).source
     assert isinstance(source, tuple)
+    clean = [{row.clean for row in source if row.part == part} for part in PARTS]
+    assert sum(map(len, clean)) == len(set().union(*clean)) and clean[0]  # a clean prompt is in one part alone
     prompts = [{p for row in source if row.part == part for p in (row.clean, row.corrupt)} for part in PARTS]
-    assert sum(map(len, prompts)) == len(set().union(*prompts)) and prompts[0]
+    leaks = sum(not (prompts[0] | prompts[1]).isdisjoint((row.clean, row.corrupt)) for row in source if row.part == "test")
+    assert recurring(source) == leaks
     by_prompts = {(row.clean, row.corrupt): row.part for row in source}
     reordered = Behaviour.from_pairs("b", texts[::-1]).source
     assert isinstance(reordered, tuple) and {(row.clean, row.corrupt) for row in reordered} == set(by_prompts)
+
+
+def shuffled(n: int, seed: int) -> list[dict[str, str]]:
+    """Pairs as people write them first: every corrupted prompt is another row's clean one."""
+    order = list(range(n))
+    Random(seed).shuffle(order)
+    return [
+        {"clean": f"p {a}", "corrupt": f"p {b}", "answer": f" {a}", "foil": f" {b}"}
+        for a, b in zip(order, order[1:] + order[:1], strict=True)
+    ]
+
+
+@settings(deadline=None)
+@given(st.integers(8, 80), st.integers(0, 9))
+def test_rows_shuffled_into_pairs_have_every_part(n: int, seed: int) -> None:
+    source = Behaviour.from_pairs("b", shuffled(n, seed)).source
+    assert isinstance(source, tuple)
+    size = {part: sum(row.part == part for row in source) for part in PARTS}
+    assert size["discovery"] == (n + 1) // 2 and abs(size["test"] - n / 4) <= 1 and abs(size["validation"] - n / 4) <= 1
+    assert recurring(source) > 0
+
+
+@settings(deadline=None)
+@given(st.integers(4, 60))
+def test_rows_that_share_no_prompt_are_dealt_so_that_no_part_knows_anothers(n: int) -> None:
+    rows = [{"clean": f"p {i}", "corrupt": f"q {i}", "answer": " x", "foil": " y"} for i in range(n)]
+    assert recurring(Behaviour.from_pairs("b", rows).source) == 0  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(GOOD), min_size=4, max_size=4, unique_by=lambda r: r["clean"]), st.sampled_from(["kl", None]))
+def test_the_rows_of_a_behaviour_make_it_again(rows: list[dict], metric: str | None) -> None:
+    written = Behaviour.from_pairs("b", [row | ({"metric": metric} if metric else {}) for row in rows])
+    again = Behaviour.from_pairs("b", json.loads(json.dumps(written.rows())))
+    assert again.rows() == written.rows() and again.metric == written.metric
+    assert [again.pairs(gpt2(), part=part) for part in PARTS] == [written.pairs(gpt2(), part=part) for part in PARTS]
+
+
+def test_a_template_has_no_rows() -> None:
+    assert get_behaviour("ioi").rows() == ()
+
+
+def test_all_broken_lines_are_counted(tmp_path: Path) -> None:
+    wrong = [{**row, "answer": "Ouagadougou"} for row in GOOD[:3]]
+    behaviour = load_behaviour(jsonl(tmp_path, *wrong, GOOD[3]))
+    assert [problem.split(": ")[0].rpartition(", ")[2] for problem in behaviour.problems(gpt2())] == ["line 1", "line 2", "line 3"]
+    with pytest.raises(FileError, match=r"line 1: .* \(and 2 more rows are wrong: `mechrl check .*cities.jsonl` lists them\)"):
+        behaviour.pairs(gpt2())
+
+
+def test_words_a_tokenizer_does_not_know_are_named_and_not_called_identical(tmp_path: Path) -> None:
+    rows = [{**row, "clean": "When zyx is", "corrupt": "When zyw is"} for row in GOOD]
+    with pytest.raises(FileError, match="line 1: the prompt has words that the tokenizer does not know: 'zyx', 'zyw'"):
+        load_behaviour(jsonl(tmp_path, rows[0], *GOOD[1:])).pairs(word_level())
 
 
 ROW = GOOD[0]

@@ -171,7 +171,7 @@ def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: 
     assert list(printed) == KEYS
     circuit = Circuit.load(printed["circuit"])
     assert candidates(circuit) == candidates_by(model, 40, 0.0) and circuit.settings["candidates"] == 40  # as trained
-    assert printed["edges"] == circuit.edges and circuit.method == "policy"
+    assert printed["edges"] == len(circuit) and circuit.method == "policy"
     discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
     assert "last masks" in said and str(tmp_path) in said
@@ -210,7 +210,7 @@ def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> No
     demo.main()
     said = capsys.readouterr().out
     circuit = Circuit.load(demo.OUT / "circuit.json")
-    assert f"{circuit.edges} edges" in said and circuit.faithfulness >= 0.9 and (demo.OUT / "eap-ig.json").exists()
+    assert f"{len(circuit)} edges" in said and circuit.faithfulness >= 0.9 and (demo.OUT / "eap-ig.json").exists()
 
 
 def mistakes(command, arguments: dict, changes: dict, message: str) -> None:

@@ -167,7 +167,7 @@ def test_a_circuit_adds_up(model):
     circuit = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1))
     engine = Engine(model, behaviour.pairs(model.tokenizer, 4, DISCOVERY_SEED))
     assert circuit.faithfulness == pytest.approx(float(engine.faithfulness(circuit.mask)[0]), abs=1e-5)
-    assert circuit.edges == circuit.edges_pruned <= circuit.settings["edges_before_pruning"]
+    assert len(circuit) == circuit.size <= circuit.settings["edges_before_pruning"]
     order, kept = set(circuit.order), set(np.flatnonzero(circuit.mask).tolist())
     assert len(order) == len(circuit.order) and not order & kept and len(order | kept) == 60 == circuit.settings["candidates"]
     assert circuit.method == "policy" and circuit.pairs == 4 and circuit.faithfulness_validation is None
@@ -182,7 +182,7 @@ def test_a_circuit_adds_up(model):
     for name in ("edges", "faithfulness", "faithfulness_test", "faithfulness_validation"):
         assert along.settings["last_masks"][name] == getattr(circuit, name)
     if circuit.faithfulness >= 0.5:
-        assert along.edges <= circuit.edges
+        assert len(along) <= len(circuit)
 
 
 def test_none_is_as_the_policy_was_trained(model):
@@ -274,7 +274,7 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     assert np.array_equal(found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask)
     on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
     enough = fresh.faithfulness(np.array(on_the_way), task.candidates).numpy() >= tau
-    assert found.edges < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)
+    assert len(found) < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)
     # beside others each is what it is alone
     task.engine.passes = prepared
     both = deploy_together(model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward)
@@ -308,7 +308,7 @@ def test_a_higher_aim_that_ends_larger_is_not_taken(model, monkeypatch):
     assert found.settings["note"] == f"greedy rollout, part of step {step + 1} of {len(f) - 1}"
     assert sorted([*found.order, *np.flatnonzero(found.mask)]) == task.candidates.tolist()
     (episode,) = rollouts(policy, aimed(task, high, settings, reward)[0], reward, 0, 0)
-    assert episode.masks[-1].sum() > found.edges
+    assert episode.masks[-1].sum() > len(found)
 
 
 def test_part_of_the_way_leads_to_the_next_step():

@@ -62,7 +62,7 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
     assert "--resume" in interrupt(process, signal.SIGTERM).splitlines()[-1]
     assert process.returncode == 128 + signal.SIGTERM
     partial = Circuit.load(tmp_path / "stopped" / "circuit.json")
-    assert not partial.complete and partial.edges > 0 and partial.faithfulness_test is not None
+    assert not partial.complete and len(partial) > 0 and partial.faithfulness_test is not None
     state, about = State.read(tmp_path / "stopped" / "state.safetensors")
     assert not state.done and about["behaviour"] == "ioi"
 
@@ -99,7 +99,7 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
         ({"method": "guess"}, "unknown method"),
         ({"behaviour": "iio"}, "did you mean ioi"),
         ({"tau": 1.5}, "tau must lie between"),
-        ({"target": "moon"}, "unknown target"),
+        ({"holds_on": "moon"}, "unknown holds-on"),
         ({"minibatch": 20}, "smaller than the 20 pairs"),
         ({"model": "no/such/model-at-all"}, "no/such/model-at-all"),
         ({"resume": True}, "nothing to resume"),
@@ -130,7 +130,7 @@ def test_what_is_printed(model: Path, tmp_path: Path, capsys) -> None:
     search_command("greedy", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     circuit = Circuit.load(printed["circuit"])
-    assert printed["edges"] == circuit.edges and printed["faithfulness"] == circuit.faithfulness >= 0.9
+    assert printed["edges"] == len(circuit) and printed["faithfulness"] == circuit.faithfulness >= 0.9
     assert circuit.pairs == 5 and circuit.scores is not None
     search_command("top-n", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=False)
     assert "before pruning" in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_what_is_printed(model: Path, tmp_path: Path, capsys) -> None:
 def test_the_target_test_is_met_on_validation_pairs(model: Path) -> None:
     loaded = load_model(model)
     on_discovery = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4))
-    on_fresh = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4, target="test"))
+    on_fresh = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4, holds_on="fresh"))
     assert on_discovery.faithfulness_validation is None
     assert on_fresh.faithfulness_validation >= 0.9 and on_fresh.edges >= on_discovery.edges
     assert on_fresh.passes > on_discovery.passes

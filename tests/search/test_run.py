@@ -67,7 +67,7 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
 ) -> None:
     monkeypatch.setattr(run, "N_FRESH", 10)
     monkeypatch.setattr(run, "ATTEMPTS", 3)
-    settings = Settings(method, tau=0.7, pairs=4, k=30, target="test", thresholds=(1e-4,))
+    settings = Settings(method, tau=0.7, pairs=4, k=30, holds_on="fresh", thresholds=(1e-4,))
 
     def begin(about: dict | None = None) -> Session:
         return prepare(model, get_behaviour("ioi"), settings, about)
@@ -97,7 +97,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
     monkeypatch.setattr(run, "N_FRESH", 10)
     read_back = 0
     for seed in range(3):
-        session = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.7, pairs=4, k=30, target="test", seed=seed))
+        session = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.7, pairs=4, k=30, holds_on="fresh", seed=seed))
         problem, validation = session.problem, session.validation
         assert validation is not None
         ends: list[tuple[np.ndarray, State]] = []  # candidates, and what an attempt ended with
@@ -117,7 +117,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         assert sorted([*problem.candidates[state.mask], *state.order]) == problem.candidates.tolist()
         assert circuit.mask[problem.candidates].tolist() == model.graph.prune(state.mask[None], problem.candidates)[0].tolist()
         ended = [candidates[of.mask] for candidates, of in ends]
-        assert circuit.edges <= min((len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges)
+        assert len(circuit) <= min((len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges)
         if "undone" not in state.note:
             continue
         read_back += 1

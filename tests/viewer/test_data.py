@@ -61,7 +61,7 @@ def test_an_edge_is_shown_while_it_lies_on_a_path(seed: int, scored: bool) -> No
     order = rng.permutation(np.flatnonzero(~mask & (rng.random(SMALL.n_edges) < 0.5)))
     circuit = random_circuit(SMALL, 20, mask=mask, order=tuple(order.tolist()), scored=scored)
     edges, stops = circuit_data(circuit)["edges"], circuit_data(circuit)["stops"]
-    removed = data._stops(circuit.edges, len(order))
+    removed = data._stops(len(circuit), len(order))
     for stop, n in enumerate(removed):  # the obvious way: take away, prune, look
         now = mask.copy()
         now[order[n:]] = True

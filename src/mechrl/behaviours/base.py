@@ -19,7 +19,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from mechrl.errors import MechRLError
+from mechrl.errors import FileError, MechRLError
 from mechrl.models.tokenizer import Tokenizer
 
 Part = Literal["discovery", "validation", "test"]
@@ -35,6 +35,8 @@ DISCOVERY_SEED = 0
 VALIDATION_SEED = 1_000_001
 TEST_SEED = 1_000_002
 _PART_OF_SEED: dict[int, Part] = {VALIDATION_SEED: "validation", TEST_SEED: "test"}
+
+ENOUGH = 10  # pairs in a part: with fewer, f is that of these very pairs
 
 # Drawing stops when this many draws in a row brought nothing new: the template has no more pairs to give.
 _FRUITLESS = 3000
@@ -115,6 +117,12 @@ class Lexicon:
     def known(self, ids: Sequence[int]) -> bool:
         return self.unk is None or self.unk not in ids
 
+    def strange(self, text: str) -> list[str]:
+        """The words of `text` that the tokenizer does not know."""
+        encoded = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        pieces = [text[a:b] for token, (a, b) in zip(encoded.ids, encoded.offsets, strict=True) if token == self.unk]
+        return list(dict.fromkeys(pieces))
+
     def id(self, text: str) -> int | None:
         """The id of `text` if it is exactly one token that the tokenizer knows."""
         if text not in self._ids:
@@ -152,6 +160,7 @@ class Behaviour:
     source: Draw | tuple[Row, ...]
     known: tuple[Known, ...] = ()
     known_model: str = "gpt2"  # the model in which `known` was found
+    file: str = ""  # where it was read from, if anywhere
 
     @classmethod
     def from_pairs(
@@ -166,6 +175,35 @@ class Behaviour:
 
         source, metric = read_rows([(f"{name}, row {i}", row) for i, row in enumerate(rows, 1)], name, metric)
         return cls(name, "custom", "extra", metric, description, source)
+
+    @property
+    def asked_as(self) -> str:
+        """What a command line calls it: its file, or its name."""
+        return self.file or self.name
+
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """What `from_pairs` reads, parts included; none for a template."""
+        if not isinstance(self.source, tuple):
+            return ()
+        one = lambda texts: texts[0] if len(texts) == 1 else list(texts)  # noqa: E731
+        return tuple(
+            {"clean": r.clean, "corrupt": r.corrupt, "answer": one(r.answers), "foil": one(r.foils), "metric": self.metric, "part": r.part}
+            for r in self.source
+        )
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether there are enough validation and test pairs to ask that f holds on fresh ones: ten of each."""
+        if not isinstance(self.source, tuple):
+            return True
+        return all(sum(row.belongs_to(part) for row in self.source) >= ENOUGH for part in ("validation", "test"))
+
+    def problems(self, tokenizer: Tokenizer, n_ctx: int | None = None) -> list[str]:
+        """What is wrong with rows that somebody wrote, line by line, for this tokenizer."""
+        lexicon = Lexicon(tokenizer)
+        written = self.source if isinstance(self.source, tuple) else ()
+        encoded = [(row.where, _encode(row, lexicon, n_ctx)) for row in written]
+        return [f"{where}: {problem}" for where, problem in encoded if isinstance(problem, str)]
 
     def pairs(
         self,
@@ -221,13 +259,16 @@ class Behaviour:
         for row in self.source:  # all rows are checked, whatever part was asked for: a broken file is broken
             encoded = _encode(row, lexicon, n_ctx)
             if isinstance(encoded, str):
-                raise MechRLError(f"{row.where}: {encoded}")
+                more = len(self.problems(lexicon.tokenizer, n_ctx)) - 1
+                listed = f"`mechrl check {self.file}` lists them" if self.file else "`problems` lists them"
+                also = f" (and {more} more rows are wrong: {listed})" if more else ""
+                raise FileError(f"{row.where}: {encoded}{also}")
             if row.belongs_to(part):
                 mine.append(encoded)
         if not mine:
-            raise MechRLError(
-                f"behaviour {self.name!r} has no {part} pairs: "
-                "give it at least four rows with different prompts, or a 'part' field"
+            raise FileError(
+                f"{f'{self.file}: ' if self.file else ''}behaviour {self.name!r} has no {part} pairs: "
+                "give it at least four rows with different clean prompts, or a 'part' field"
             )
         return rng.sample(mine, min(n, len(mine)))
 
@@ -240,14 +281,15 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     """The columns of `Pairs` for one row, or what is wrong with it."""
     tokenizer = lexicon.tokenizer
     clean, corrupt = tokenizer.prompt(row.clean), tokenizer.prompt(row.corrupt)
+    if not lexicon.known(clean) or not lexicon.known(corrupt):  # before anything else: all unknown words look alike
+        words = ", ".join(repr(word) for word in lexicon.strange(f"{row.clean} {row.corrupt}")[:3])
+        return f"the prompt has words that the tokenizer does not know: {words}"
     if clean == corrupt:
         return "the clean and the corrupted prompt are identical"
     if len(clean) != len(corrupt):
         return f"the clean prompt has {len(clean)} tokens, the corrupted one {len(corrupt)}; they must be equally long"
     if n_ctx is not None and len(clean) > n_ctx:
         return f"the prompt has {len(clean)} tokens, the model's context is {n_ctx}"
-    if not lexicon.known(clean) or not lexicon.known(corrupt):
-        return "the prompt has words that the tokenizer does not know"
     ids: list[_Ids] = []
     for kind, texts in (("answer", row.answers), ("foil", row.foils)):
         for text in texts:

@@ -26,6 +26,7 @@ SUFFIXES = (".jsonl", ".csv")
 FIELDS = ("clean", "corrupt", "answer", "foil")
 # Half of the rows are for discovery; even a file of four has some of each part, and one of two has a test pair.
 _DEAL: tuple[Part, ...] = ("discovery", "test", "discovery", "validation")
+_AT_LEAST: dict[Part, float] = {"discovery": 0.25, "test": 0.125, "validation": 0.125}  # half of what each should have
 
 
 def load_behaviour(path: str | Path) -> Behaviour:
@@ -46,7 +47,7 @@ def load_behaviour(path: str | Path) -> Behaviour:
         raise MechRLError(f"{path}: {exc}") from None
     rows = (_from_csv if path.suffix.lower() == ".csv" else _from_jsonl)(path, text)
     source, metric = read_rows(rows, str(path), "logit-difference")
-    return Behaviour(path.stem, "custom", "extra", metric, f"from {path.name}", source)
+    return Behaviour(path.stem, "custom", "extra", metric, f"from {path.name}", source, file=str(path))
 
 
 def _from_jsonl(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
@@ -141,7 +142,26 @@ def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
 
 
 def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Gives every row a part. Rows that share a prompt go together, so that no part knows a prompt of another."""
+    """Gives every row a part.
+
+    Where there are enough groups of rows that share no prompt, a group goes to one part, so that no part knows a prompt of another.
+    In a file whose corrupted prompts are other rows' clean ones all rows hang together; then a clean prompt is in one part alone, and
+    corrupted prompts may recur (`recurring` counts them).
+    """
+    strict = _deal_groups(rows)
+    if all(sum(row.part == part for row in strict) >= len(rows) * share for part, share in _AT_LEAST.items()):
+        return strict
+    return _deal_groups([replace(row, corrupt=row.clean) for row in rows], rows)
+
+
+def recurring(rows: Sequence[Row]) -> int:
+    """Test rows of which a prompt is also in a discovery or validation row."""
+    others = {prompt for row in rows if row.part != "test" for prompt in (row.clean, row.corrupt)}
+    return sum(row.part == "test" and not others.isdisjoint((row.clean, row.corrupt)) for row in rows)
+
+
+def _deal_groups(rows: Sequence[Row], original: Sequence[Row] | None = None) -> tuple[Row, ...]:
+    """Rows that share a prompt go together; `original`: what to hand back instead of them."""
     group: dict[str, str] = {}  # prompt -> a prompt that stands for its group
 
     def stands_for(prompt: str) -> str:
@@ -153,4 +173,6 @@ def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
         group[stands_for(row.clean)] = stands_for(row.corrupt)
     groups = sorted({stands_for(row.clean) for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    return tuple(replace(row, part=parts[stands_for(row.clean)]) for row in rows)
+    return tuple(
+        replace(kept, part=parts[stands_for(row.clean)]) for row, kept in zip(rows, original or rows, strict=True)
+    )

@@ -20,7 +20,7 @@ def validate_command(
     circuit: Annotated[Path, typer.Argument(help="A circuit.json.", show_default=False)],
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
-    random: Annotated[int, typer.Option(min=20, help="Random circuits of each kind.")] = 20,
+    random: Annotated[int, typer.Option(min=20, rich_help_panel=options.BUDGET, help="Random circuits of each kind.")] = 20,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -33,20 +33,15 @@ def validate_command(
     - `mechrl validate circuit.json --random 100 --json`
     - `mechrl validate circuit.json --behaviour mine.jsonl`
     """
-    from mechrl.behaviours import get_behaviour
     from mechrl.circuit import Circuit
     from mechrl.evaluate.validity import validate
     from mechrl.models import load_model
 
     found = Circuit.load(circuit)
     try:
-        chosen = get_behaviour(behaviour or found.behaviour)
+        chosen = found.its_behaviour(behaviour)
     except MechRLError as exc:
-        if behaviour is None:
-            raise MechRLError(
-                f"{circuit}: the behaviour {found.behaviour!r} is not built in; give its file by --behaviour"
-            ) from exc
-        raise
+        raise MechRLError(f"{circuit}: {exc}") from exc
     with working(f"loading {model or found.model}"):
         loaded = load_model(model or found.model, device=device)
     found.check_model(loaded)
@@ -69,24 +64,37 @@ def compare_command(
     methods: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=options.EXPERT,
             help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]",
             show_default=False,
         ),
     ] = None,
     targets: Annotated[
-        str, typer.Option(help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.")
+        str,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.",
+        ),
     ] = "discovery,test",
     seeds: options.Seeds = "0,1,2",
     tau: options.Tau = 0.9,
     pairs: options.Pairs = 20,
     k: Annotated[
         int | None,
-        typer.Option("--k", min=1, help="Candidate edges by each score. [default: 3000; a policy's own]", show_default=False),
+        typer.Option(
+            "--k",
+            min=1,
+            rich_help_panel=options.BUDGET,
+            help="Candidate edges by each score. [default: 3000; a policy's own]",
+            show_default=False,
+        ),
     ] = None,
     policy: options.Policy = None,
     rollouts: options.Rollouts = 16,
-    iterations: Annotated[int, typer.Option(min=1, help="Of a policy's adaptation.")] = 80,
-    out: Annotated[Path, typer.Option(help="Folder for the cells, the circuits and the tables.")] = Path("runs/compare"),
+    iterations: Annotated[int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Of a policy's adaptation.")] = 80,
+    out: Annotated[
+        Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables.")
+    ] = Path("runs/compare"),
     jobs: options.Jobs = 1,
     ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
@@ -176,25 +184,36 @@ def reproduce_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the cells, the tables, the figures and report.html.")] = Path(
-        "runs/reproduce"
-    ),
+    out: Annotated[
+        Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for the cells, the tables, the figures and report.html.")
+    ] = Path("runs/reproduce"),
     policy: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel=options.EXPERT,
             help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]",
             show_default=False,
         ),
     ] = None,
     seeds: options.Seeds = "0,1,2",
     costly_seeds: Annotated[
-        str, typer.Option(help="Of adaptation, training from scratch, sampled rollouts on fresh pairs, ACDC over the whole graph.")
+        str,
+        typer.Option(
+            rich_help_panel=options.REPRODUCIBILITY,
+            help="Of adaptation, training from scratch, sampled rollouts on fresh pairs, ACDC over the whole graph.",
+        ),
     ] = "0",
     behaviours: Annotated[
-        str | None, typer.Option(help="Only these, comma-separated. [default: the paper's]", show_default=False)
+        str | None,
+        typer.Option(
+            rich_help_panel=options.BASICS, help="Only these, comma-separated. [default: the paper's]", show_default=False
+        ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Only these at matched f, comma-separated. [default: all]", show_default=False)
+        str | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT, help="Only these at matched f, comma-separated. [default: all]", show_default=False
+        ),
     ] = None,
     jobs: options.Jobs = 1,
     ray: options.Ray = None,

@@ -233,7 +233,9 @@ def _circuit(
     extra: dict[str, Any] = {}
     if search is not None:
         thresholds = {"thresholds": tuple(search["thresholds"])} if "thresholds" in search else {}
-        circuit = _by_search(hands, cell, chosen, Settings(**search | thresholds, seed=seed))
+        known = {key: value for key, value in search.items() if key != "target"} | thresholds
+        known["holds_on"] = "fresh" if search.get("target") == "test" else "discovery"
+        circuit = _by_search(hands, cell, chosen, Settings(**known, seed=seed))
     else:
         assert setting is not None and deployment is not None and policy is not None
         here = Setting.make(hands.model, chosen, seed=seed, **setting)
@@ -246,8 +248,8 @@ def _circuit(
     judged = circuit.faithfulness_validation if on_fresh else circuit.faithfulness
     assert judged is not None
     row = {
-        "edges": circuit.settings.get("edges_before_pruning", circuit.edges),
-        "edges_pruned": circuit.edges_pruned,
+        "edges": circuit.settings.get("edges_before_pruning", len(circuit)),
+        "edges_pruned": circuit.size,
         "f": circuit.faithfulness,
         "f_test": circuit.faithfulness_test,
         "f_validation": circuit.faithfulness_validation,

@@ -26,7 +26,7 @@ from mechrl.rl.tasks import choose_behaviours
 from mechrl.terminal import say, stop_signals
 
 _LINE_EVERY = 10.0  # seconds
-_GROUPS = ("every", "all", "train", "held-out")  # `every`: other wordings as well, but no relations
+_GROUPS = ("built-in", "every", "all", "train", "held-out")  # `every`: other wordings as well; `built-in`: relations too
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,10 @@ class Workshop:
 
 def _named(names: str) -> list[tuple[Any, str]]:
     """Behaviours and what they were asked for by: a name or a file."""
-    chosen = list(behaviours(with_relations=False)) if names == "every" else choose_behaviours(names)
+    if names in ("built-in", "every"):
+        chosen = list(behaviours(with_relations=names == "built-in"))
+    else:
+        chosen = choose_behaviours(names)
     if names in _GROUPS:
         return [(b, b.name) for b in chosen]
     return list(zip(chosen, [n.strip() for n in names.split(",") if n.strip()], strict=True))

@@ -36,7 +36,7 @@ class Setting:
     @classmethod
     def of(cls, model: Model, behaviour: Behaviour, circuit: Circuit) -> Setting:
         """The setting that a circuit was found in. Refuses a circuit of another model."""
-        circuit.check_model(model)
+        model = circuit.as_found(model)
         if behaviour.name != circuit.behaviour:
             raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}")
         known = circuit.settings

@@ -212,6 +212,7 @@ def validate(
         raise MechRLError(f"fewer than {N_RANDOM} random circuits say little; give --random {N_RANDOM} or more")
     report("pairs, attribution, candidates")
     setting = setting or Setting.of(model, behaviour, circuit)
+    model = setting.model  # its prompts open as they did when the circuit was found
     graph, engine = model.graph, setting.engine
     mask = graph.prune(circuit.mask)
     size = int(mask.sum())
@@ -241,7 +242,7 @@ def validate(
         behaviour=behaviour.name,
         method=circuit.method,
         seed=circuit.seed,
-        edges=circuit.edges,
+        edges=len(circuit),
         edges_pruned=size,
         candidates=len(setting.candidates),
         faithfulness=float(f),

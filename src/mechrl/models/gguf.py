@@ -156,7 +156,6 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PROMPT_OPENER = "<|endoftext|>"
 
 
 def byte_level_bpe(
@@ -201,19 +200,6 @@ def check_merges(vocab: Any, pairs: list[tuple[str, str]]) -> None:
         raise ValueError("an id that is none")
 
 
-def prompt_opener(backend: Backend, bos: str | int | None) -> int | None:
-    """The id of the token that opens a prompt: <|endoftext|> where the vocabulary has it, else the model's own bos.
-
-    GPT-2, SmolLM2 and Qwen2 separate documents with <|endoftext|> in pretraining. The bos that an instruction-tuned
-    SmolLM2 declares (<|im_start|>) opens a chat turn, and Qwen2 declares none; but position 0 is an attention sink, so
-    every prompt should open with the same token.
-    """
-    opener = backend.token_to_id(PROMPT_OPENER)
-    if opener is not None:
-        return opener
-    return backend.token_to_id(bos) if isinstance(bos, str) else bos
-
-
 def _tokenizer(path: str | Path, meta: dict[str, Any]) -> Tokenizer | None:
     from gguf import TokenType
 
@@ -234,4 +220,5 @@ def _tokenizer(path: str | Path, meta: dict[str, Any]) -> Tokenizer | None:
     ]
     pre = meta.get("tokenizer.ggml.pre", "")
     backend = byte_level_bpe(path, pre, {token: i for i, token in enumerate(tokens)}, merges, added)
-    return Tokenizer(backend, prompt_opener(backend, meta.get("tokenizer.ggml.bos_token_id")))
+    add = meta.get("tokenizer.ggml.add_bos_token")
+    return Tokenizer.of(backend, meta.get("tokenizer.ggml.bos_token_id"), add, pre, "the GGUF")

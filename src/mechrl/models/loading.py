@@ -16,7 +16,8 @@ from torch import Tensor
 from mechrl.errors import MechRLError
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
-from mechrl.models.tokenizer import Tokenizer
+from mechrl.models.tokenizer import PROMPT_OPENER, Bos, Tokenizer
+from mechrl.names import GPT2, check_model
 from mechrl.reading import check_regular, parse_json, read_bytes
 
 Parts = tuple[Any, dict[str, Tensor], Tokenizer | None]  # a `transformers` config, the checkpoint and the tokenizer
@@ -27,7 +28,6 @@ _BUILDERS = {
     "mistral": llama.from_checkpoint,
     "qwen2": llama.from_checkpoint,
 }
-_GPT2 = {"gpt2": "12 layers", "gpt2-medium": "24 layers", "gpt2-large": "36 layers", "gpt2-xl": "48 layers"}
 _TOY = Path(__file__).parent / "toy"
 # What a directory may hold for us; asking the hub for these alone keeps out pickles and copies in other formats
 _FILES = [
@@ -48,14 +48,15 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     revision: str | None = None,
+    bos: Bos = "auto",
 ) -> Model:
     """Loads a language model.
 
     `name` is `toy` (the embedded model), `smollm2` (fetched once), a directory in Hugging Face layout, a `.gguf` file
     or a hub id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or
-    commit.
+    commit. `bos`: whether prompts open with a first token; `auto` is the model's own convention.
     """
-    name, device = str(name), resolve_device(device)
+    name, device = check_model(str(name)), resolve_device(device)
     local = _path(name)
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
@@ -74,7 +75,7 @@ def load_model(
     if dtype == torch.float64:  # widened first, so that the folding of the norms into the weights is exact too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model = _build(name, config, tensors)
-    return replace(model, tokenizer=tokenizer).to(device, dtype)
+    return replace(model, tokenizer=tokenizer and tokenizer.opened(bos)).to(device, dtype)
 
 
 def _build(name: str, config: Any, tensors: dict[str, Tensor]) -> Model:
@@ -96,7 +97,7 @@ def catalogue() -> list[dict[str, Any]]:
         dict(name="toy", cached=(_TOY / "config.json").is_file(), what="a small GPT-2 in the package that shows every behaviour"),
         dict(name="smollm2", cached=smollm2.cached(), what="SmolLM2-135M-Instruct, 4-bit rounded; fetched once (93 MB)"),
     ]
-    for name, shape in _GPT2.items():
+    for name, shape in GPT2.items():
         found = try_to_load_from_cache(f"openai-community/{name}", "model.safetensors")
         rows.append(dict(name=name, cached=isinstance(found, str), what=f"GPT-2 with {shape}, from the Hugging Face hub"))
     return rows
@@ -138,7 +139,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
-    repo = f"openai-community/{name}" if name in _GPT2 else name
+    repo = f"openai-community/{name}" if name in GPT2 else name
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
     except hub.GatedRepoError as exc:
@@ -223,20 +224,23 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
             raise MechRLError(f"{directory}: no tokenizer.json; the tokenizer's save_pretrained writes it")
         lines = _text(merges).split("\n")
         rules = [line for line in lines if line and not line.startswith("#version")]
-        special = [AddedToken(gguf.PROMPT_OPENER, special=True, normalized=False)]
+        special = [AddedToken(PROMPT_OPENER, special=True, normalized=False)]
         backend = gguf.byte_level_bpe(directory, pre, _json(vocab), rules, special)
     else:
         return None
-    settings = directory / "tokenizer_config.json"
-    bos = _json(settings).get("bos_token") if settings.is_file() else None
+    path = directory / "tokenizer_config.json"
+    settings = _json(path) if path.is_file() else {}
+    bos = settings.get("bos_token")
     bos = bos.get("content") if isinstance(bos, dict) else bos
+    bos = config.bos_token_id if bos is None else bos
     try:
-        opener = gguf.prompt_opener(backend, config.bos_token_id if bos is None else bos)
+        tokenizer = Tokenizer.of(backend, bos, settings.get("add_bos_token"), config.model_type, "tokenizer_config.json")
+        opener = tokenizer.opener
         if opener is not None and not (type(opener) is int and 0 <= opener < backend.get_vocab_size()):
             raise ValueError(f"bos_token is {str(opener)[:40]!r}")
+        return tokenizer
     except ValueError as exc:  # half of a character is one as well
         raise MechRLError(f"{directory}: no token opens a prompt ({_line(exc)}); correct bos_token or fetch it again") from exc
-    return Tokenizer(backend, opener)
 
 
 def _check_tokenizer(known: Any) -> None:

@@ -431,7 +431,7 @@ def _print(circuit: Circuit, path: Path, as_json: bool) -> None:
         return
     known = circuit.settings
     answer(
-        f"{circuit.behaviour} in {circuit.model} by {circuit.method}: {circuit.edges} edges ({known['edges_before_pruning']} before "
+        f"{circuit.behaviour} in {circuit.model} by {circuit.method}: {len(circuit)} edges ({known['edges_before_pruning']} before "
         f"pruning, {known['candidates']:,} candidates), f = {circuit.faithfulness:.3f} on {circuit.pairs} discovery pairs and "
         f"{circuit.faithfulness_test:.3f} on fresh ones; {circuit.passes:,.0f} passes, {circuit.seconds:.1f} s"
     )

@@ -366,6 +366,9 @@ def deploy_together(
             order=tuple(int(task.candidates[c]) for c in episode.removed(choice.step)) + tuple(dead.tolist()),
             passes=round(passes, 6),
             seconds=seconds,
+            attribution=task.scores[0],
+            rows=behaviour.rows(),
+            bos=model.tokenizer is not None and model.tokenizer.bos is not None,
         )
 
     return [

@@ -1,6 +1,6 @@
 """A search from beginning to end: pairs, prefilter, the method, what it found. The command line and the benchmarks both run this.
 
-With the target `test` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
+With `holds_on="fresh"` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
 by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
 short of tau on validation pairs, it aims higher. A blockwise search orders its cuts by what they cost, so what it found is first read
 back as well, cut by cut, to where validation pairs agree; a higher aim may end larger than that, and then the smaller one is taken.
@@ -24,12 +24,13 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.names import one_of
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import candidate_set, greedy_search, top_n_search
 
 Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "blockwise"]
-Target = Literal["discovery", "test"]
+HoldsOn = Literal["discovery", "fresh"]
 Prefilter = Literal["metric", "kl", "union"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -49,18 +50,17 @@ class Settings:
     whole_graph: bool = False  # all edges are candidates
     prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
-    target: Target = "discovery"
+    holds_on: HoldsOn = "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
     minibatch: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("method", self.method, METHODS),
-            ("target", self.target, get_args(Target)),
+            ("holds-on", self.holds_on, get_args(HoldsOn)),
             ("prefilter", self.prefilter, get_args(Prefilter)),
         ):
-            if value not in known:
-                raise MechRLError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
+            one_of(name, value, known)
         if not 0 < self.tau < 1:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
         if self.pairs < 1 or self.k < 1:
@@ -72,6 +72,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(self) | {"thresholds": list(self.thresholds)}
+        known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
         if self.method != "acdc":
             del known["thresholds"]
         return known
@@ -139,7 +140,7 @@ class Session:
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def run(self, state: State | None = None) -> State:
-        """The method; with the target `test`, as often as it takes."""
+        """The method; where it must hold on fresh pairs, as often as it takes."""
         search = _search(self.settings)
         if state is not None and len(state.mask) != len(self.problem.candidates):
             raise MechRLError("the state is of a search among other candidates; start again without --resume")
@@ -240,6 +241,9 @@ class Session:
             faithfulness_test=f(fresh(problem.model, problem.behaviour, TEST_SEED)),
             faithfulness_validation=self.found.validation if self.found is not None and complete else None,
             scores=problem.scores if settings.method in ("top-n", "greedy") else None,
+            attribution=problem.scores,
+            rows=problem.behaviour.rows(),
+            bos=problem.model.tokenizer is not None and problem.model.tokenizer.bos is not None,
             order=tuple(state.order),
             passes=passes,
             seconds=seconds,
@@ -281,7 +285,7 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
         minibatch=settings.minibatch,
     )
     session = Session(problem, settings, scores, settings.tau, k)
-    if settings.target == "test":
+    if settings.holds_on == "fresh":
         session.validation = fresh(model, behaviour, VALIDATION_SEED)
     if about is None:
         session.seconds_before = time.perf_counter() - began

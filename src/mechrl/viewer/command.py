@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 Circuits = Annotated[
     list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or two to compare.", show_default=False)
 ]
-NoModel = Annotated[bool, typer.Option("--no-model", help="Show the file alone: no f along the order, answers or attention.")]
+NoModel = Annotated[
+    bool,
+    typer.Option(
+        "--no-model", rich_help_panel=options.EXPERT, help="Show the file alone: no f along the order, answers or attention."
+    ),
+]
 
 
 def view_command(
@@ -32,7 +37,9 @@ def view_command(
     behaviour: options.CircuitBehaviour = None,
     no_model: NoModel = False,
     device: options.Device = "auto",
-    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
+    browser: Annotated[
+        bool, typer.Option(rich_help_panel=options.BASICS, help="Open a browser, or only print the address.")
+    ] = True,
 ) -> None:
     """Look at a circuit in the browser, or at two side by side. Ctrl-C ends it.
 
@@ -61,9 +68,15 @@ def view_command(
 def export_command(
     circuits: Circuits,
     html: Annotated[
-        Path | None, typer.Option(help="Write the viewer's page: one file that works offline.", show_default=False)
+        Path | None,
+        typer.Option(
+            rich_help_panel=options.BASICS, help="Write the viewer's page: one file that works offline.", show_default=False
+        ),
     ] = None,
-    eap_ig: Annotated[Path | None, typer.Option(help="Write the JSON that EAP-IG and MIB read.", show_default=False)] = None,
+    eap_ig: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=options.BASICS, help="Write the JSON that EAP-IG and MIB read.", show_default=False),
+    ] = None,
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
     no_model: NoModel = False,
@@ -139,20 +152,23 @@ def _stops(live: Live, done: int, total: int) -> None:
 
 
 def _behaviours(circuits: list[Circuit], given: str | None) -> list[Behaviour | str]:
-    """The behaviour of every circuit, or why there is none.
+    """The behaviour of every circuit, or why there is none. One that the user gives must be that of a circuit."""
+    from mechrl.behaviours import get_behaviour
 
-    One that the user gives must be that of a circuit. A file may name built-in ones only: it does not choose what is read.
-    """
-    from mechrl.behaviours import behaviours, get_behaviour
+    mine = None if given is None else get_behaviour(given).name
+    if mine is not None and mine not in [circuit.behaviour for circuit in circuits]:
+        circuits[0].its_behaviour(given)
 
-    known = {behaviour.name: behaviour for behaviour in behaviours()}
-    if given is not None:
-        mine = get_behaviour(given)
-        if mine.name not in [circuit.behaviour for circuit in circuits]:
-            raise MechRLError(f"the circuit is of the behaviour {circuits[0].behaviour!r}, {given} is {mine.name!r}")
-        known[mine.name] = mine
-    missing = "{!r} is not a built-in behaviour (--behaviour FILE says what it is)"
-    return [known.get(circuit.behaviour) or missing.format(circuit.behaviour) for circuit in circuits]
+    def of(circuit: Circuit) -> Behaviour | str:
+        wanted = given if circuit.behaviour == mine else None
+        try:
+            return circuit.its_behaviour(wanted)
+        except MechRLError as exc:
+            if wanted is not None:
+                raise
+            return str(exc)
+
+    return [of(circuit) for circuit in circuits]
 
 
 def _models(circuits: list[Circuit], given: str | None, device: str) -> list[Model | str]:

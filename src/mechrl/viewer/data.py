@@ -66,7 +66,7 @@ def circuit_data(
     except (TypeError, ValueError) as exc:
         raise MechRLError(f"the circuit of {circuit.behaviour!r} has a field of the wrong kind ({exc}); search again") from exc
     if model is not None and behaviour is not None:
-        circuit.check_model(model)
+        model = circuit.as_found(model)
         if model.tokenizer is None:
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no prompts can be made for it")
         n, seed = data["n_pairs"], data["seed"]
@@ -89,17 +89,17 @@ class Replay:
         self.circuit, self.graph = circuit, circuit.graph
         order = [e for e in dict.fromkeys(circuit.order) if not circuit.mask[e]]
         self.notes = []
-        left = max(0, MOST_EDGES - circuit.edges)
+        left = max(0, MOST_EDGES - len(circuit))
         if len(order) > left:
-            begins = f"The replay begins with the last {MOST_EDGES:,} of {circuit.edges + len(order):,} edges."
+            begins = f"The replay begins with the last {MOST_EDGES:,} of {len(circuit) + len(order):,} edges."
             self.notes.append(begins if left else "There are too many edges to replay their removal.")
             order = order[len(order) - left :]
-        if circuit.edges > MOST_EDGES:
+        if len(circuit) > MOST_EDGES:
             self.notes.append(f"Drawn are the {MOST_EDGES:,} most important edges.")
         elif not circuit.order:
             self.notes.append("The file holds no removal order: there is nothing to replay.")
-        removed = _stops(circuit.edges, len(order))
-        self.size = [circuit.edges + len(order) - n for n in removed]
+        removed = _stops(len(circuit), len(order))
+        self.size = [len(circuit) + len(order) - n for n in removed]
         self.there = np.tile(circuit.mask, (len(removed), 1))  # [stops, E]
         for stop, n in enumerate(removed):
             self.there[stop, order[n:]] = True
@@ -135,7 +135,7 @@ def _stops(kept: int, n: int) -> list[int]:
 def _lead(circuit: Circuit) -> str:
     """The circuit in one line."""
     fresh = "" if circuit.faithfulness_test is None else f", {float(circuit.faithfulness_test):.3f} on fresh pairs"
-    size = f"{circuit.edges_pruned:,} of {circuit.graph.n_edges:,} edges"
+    size = f"{circuit.size:,} of {circuit.graph.n_edges:,} edges"
     return f"{circuit.method}, τ = {float(circuit.tau):g}: {size}, f = {float(circuit.faithfulness):.3f}{fresh}"
 
 
@@ -152,7 +152,7 @@ def _facts(circuit: Circuit) -> list[tuple[str, str]]:
         ("shape", f"{circuit.graph.n_layers} layers, {circuit.graph.n_heads} heads, {circuit.graph.n_kv_heads} KV heads"),
         ("method", f"{circuit.method}, τ = {float(circuit.tau):g}"),
         ("complete", "yes" if circuit.complete else "no: the search was interrupted"),
-        ("edges", f"{circuit.edges_pruned:,} on a path, {circuit.edges:,} kept, of {circuit.graph.n_edges:,}"),
+        ("edges", f"{circuit.size:,} on a path, {len(circuit):,} kept, of {circuit.graph.n_edges:,}"),
         ("f", f(circuit.faithfulness, f"on {circuit.pairs} discovery pairs")),
         ("f, fresh pairs", f(circuit.faithfulness_test, "on test pairs")),
         *([("f, validation", f(circuit.faithfulness_validation, ""))] if circuit.faithfulness_validation is not None else []),

@@ -21,13 +21,16 @@ Draws = Annotated[str, typer.Option(help="Comma-separated seeds; each is another
 Without = Annotated[
     str | None, typer.Option(help="Families to leave out, comma-separated: what is found for them then is transfer.", show_default=False)
 ]
+Behaviours = Annotated[
+    str, typer.Option(help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated.")
+]
 Epochs = Annotated[int, typer.Option(min=1, help="How often every circuit is seen.")]
 
 
 @app.command("collect")
 def collect_command(
     model: options.Model = "toy",
-    behaviours: options.Behaviours = "every",
+    behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
     out: Annotated[Path, typer.Option(help="Folder for records; what it has already is not collected again.")] = Path("runs/records"),
     network: Annotated[
@@ -77,7 +80,7 @@ def fit_command(
 @app.command("train")
 def train_command(
     model: options.Model = "toy",
-    behaviours: options.Behaviours = "every",
+    behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
     out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path("runs/planner"),
     rounds: Annotated[int, typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far.")] = 2,

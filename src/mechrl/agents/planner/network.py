@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from mechrl.agents.planner.features import Seen
 from mechrl.agents.planner.look import ALPHAS
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.graph import Graph
 
 FORMAT = 1

@@ -19,8 +19,8 @@ from safetensors.numpy import save
 
 from mechrl.agents.planner.features import First
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
-from mechrl.circuit import write_atomically
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.graph import Graph
 
 

@@ -23,9 +23,10 @@ from mechrl.agents.planner.features import First
 from mechrl.agents.planner.plan import Episode, Model, Planner
 from mechrl.agents.planner.start import Start, start
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour
-from mechrl.circuit import Circuit, write_atomically
+from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
 from mechrl.models.base import Model as LanguageModel
 
 N_FRESH = 100  # validation pairs, and test pairs

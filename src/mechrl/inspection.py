@@ -1,0 +1,83 @@
+"""A look at rows that somebody wrote, before anything is searched: parts, lengths, answers, what is wrong, what the model says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mechrl import gate
+from mechrl.behaviours import PARTS, Behaviour
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+
+SHOWN = 8  # pairs of which the model is asked
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model says to one clean prompt."""
+
+    clean: str
+    answer: str
+    p_answer: float  # of all right answers together
+    foil: str
+    p_foil: float
+    top: str  # the likeliest token
+    p_top: float
+    right: bool  # the likeliest token is an answer
+
+
+@dataclass(frozen=True)
+class Inspection:
+    name: str
+    rows: int
+    metric: str
+    parts: dict[str, int]
+    lengths: dict[str, int]  # tokens of a prompt, as text, and how many rows are so long
+    answers: tuple[str, ...]
+    foils: tuple[str, ...]
+    problems: tuple[str, ...]  # with their line; with any, nothing below was measured
+    said: tuple[Said, ...] = ()
+    verdict: gate.Verdict | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": None if self.verdict is None else self.verdict.to_json()}
+
+
+def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspection:
+    """Everything that can be said of a behaviour's rows with a model at hand. A broken row is listed, not raised."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise MechRLError(f"model {model.name!r} has no tokenizer, so it cannot be asked anything")
+    if not isinstance(behaviour.source, tuple):
+        raise MechRLError(f"{behaviour.name!r} is a built-in behaviour; give the .jsonl or .csv file of your own")
+    rows = behaviour.source
+    parts = Counter(str(row.part) for row in rows)
+    lengths = Counter(len(tokenizer.prompt(row.clean)) for row in rows)
+    facts = dict(
+        name=behaviour.name,
+        rows=len(rows),
+        metric=behaviour.metric,
+        parts={part: parts[part] for part in PARTS},
+        lengths={str(n): lengths[n] for n in sorted(lengths)},
+        answers=tuple(dict.fromkeys(text for row in rows for text in row.answers)),
+        foils=tuple(dict.fromkeys(text for row in rows for text in row.foils)),
+    )
+    problems = behaviour.problems(tokenizer, model.spec.n_ctx)
+    problems += [f"there are no {part} pairs: add rows with other clean prompts" for part in PARTS if not parts[part]]
+    if problems:
+        return Inspection(**facts, problems=tuple(problems))  # type: ignore[arg-type]
+    pairs = behaviour.pairs(tokenizer, shown, n_ctx=model.spec.n_ctx)
+    probability = Engine(model, pairs).clean_logits.softmax(-1)
+    said = []
+    for i, ((clean, _), answers, foils) in enumerate(zip(pairs.texts, pairs.answers, pairs.foils, strict=True)):
+        p, token = (float(probability[i].max()), int(probability[i].argmax()))
+        of = lambda ids, i=i: float(probability[i, list(ids)].sum())  # noqa: E731
+        text = lambda ids: " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")  # noqa: E731
+        said.append(
+            Said(clean, text(answers), of(answers), text(foils), of(foils), tokenizer.decode([token]), p, token in answers)
+        )
+    verdict = gate.judge(model, behaviour)
+    return Inspection(**facts, problems=(), said=tuple(said), verdict=verdict)  # type: ignore[arg-type]

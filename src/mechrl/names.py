@@ -1,0 +1,39 @@
+"""Names that people type, and what they may have meant. No heavy imports: a typo is answered before torch is loaded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mechrl.errors import MechRLError
+
+GPT2 = {"gpt2": "12 layers", "gpt2-medium": "24 layers", "gpt2-large": "36 layers", "gpt2-xl": "48 layers"}
+MODELS = ("toy", "smollm2", *GPT2)
+
+
+def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
+    """`did you mean greedy?`, or nothing."""
+    found = difflib.get_close_matches(name.lower(), known, n=2, cutoff=cutoff)
+    return f"did you mean {' or '.join(found)}?" if found else ""
+
+
+def one_of(what: str, value: str, known: Sequence[str]) -> str:
+    """`value`, if it is known; else an error that says what there is."""
+    if value in known:
+        return value
+    hint = close(value, known)
+    raise MechRLError(f"unknown {what} {value!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}")
+
+
+def check_model(name: str) -> str:
+    """Refuses what is nearly one of our names. Anything else may be a hub id, which only the hub knows."""
+    if name in MODELS or "/" in name or name.endswith(".gguf"):
+        return name
+    with suppress(OSError, RuntimeError):  # a name that is too long
+        if Path(name).exists():
+            return name
+    if hint := close(name, MODELS, 0.72):
+        raise MechRLError(f"no model is called {name!r}: {hint} A hub id is OWNER/NAME")
+    return name
