@@ -35,6 +35,7 @@ BEHAVIOURS = {
     "behaviours": ["behaviours", "-b", "{}"],
     "search": ["search", "top-n", "{}", "--out", "out"],
     "discover": ["discover", "{}", "--out", "out"],
+    "deploy": ["deploy", "{}", "--out", "out"],
     "adapt": ["adapt", "{}", "--out", "out"],
     "train": ["train", "--behaviours", "{}", "--out", "out"],
     "compare": ["compare", "--behaviours", "{}", "--methods", "greedy", "--out", "out"],
@@ -47,7 +48,7 @@ BEHAVIOURS = {
 SMALL_RUN = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
 WRITERS = {
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "{}"],
-    "discover": ["discover", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "{}"],
+    "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "{}"],
     "adapt": ["adapt", "ioi", *SMALL_RUN, "--rollouts", "0", "--out", "{}"],
     "train": ["train", "--behaviours", "ioi", *SMALL_RUN, "--out", "{}"],
     "export": ["export", "circuit.json", "--no-model", "--html", "{}/page.html"],
@@ -171,7 +172,7 @@ def test_behaviours_that_are_none(command: list[str], behaviour: str, message: s
 def test_models_that_are_none(command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Known only after the behaviour and, for policies, the policy are: both are fine here."""
     policy = (
-        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")] if command[0] in ("discover", "adapt") else []
+        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")] if command[0] in ("deploy", "adapt") else []
     )
     line = refused(capsys, [*with_(command, "ioi"), *policy, "--model", model], message)
     assert len(line) < 1100
@@ -186,7 +187,7 @@ def test_a_model_that_a_worker_does_not_find(command: list[str], capsys: pytest.
     assert all(path.startswith(("out/.lock", "out/cells/gate-")) for path in files(Path()) if path.startswith("out/"))
 
 
-@every({name: BEHAVIOURS[name] for name in ("discover", "adapt")} | {"train": ["train", "--behaviours", "{}"]})
+@every({name: BEHAVIOURS[name] for name in ("deploy", "adapt")} | {"train": ["train", "--behaviours", "{}"]})
 @pytest.mark.parametrize("folder", ["missing", "a-file", "."])
 def test_policies_that_are_none(command: list[str], folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     option = "--init-from" if command[0] == "train" else "--policy"
@@ -220,9 +221,9 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("search top-n", 2),
         ("search top-n ioi --nope", 2),
         ("discover ioi --tau 0", 1),
-        ("discover ioi --rollouts -1", 2),
+        ("deploy ioi --rollouts -1", 2),
         ("discover ioi --seed 99999999999999999999", 2),
-        ("discover ioi --rule best", 1),
+        ("deploy ioi --rule best", 1),
         ("adapt ioi --iterations 0", 2),
         ("adapt ioi --seconds -1", 2),
         ("adapt ioi --transitions 30", 1),
@@ -291,7 +292,7 @@ def test_a_file_system_that_turns_out_to_be_read_only(
     refused(capsys, with_(command, "out"), "Read-only file system", lines=None)
 
 
-@every({name: command for name, command in WRITERS.items() if name not in ("search", "discover")})
+@every({name: command for name, command in WRITERS.items() if name not in ("search", "deploy")})
 def test_a_full_disk_is_found_at_once(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

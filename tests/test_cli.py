@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from mechrl import cli
 
-COMMANDS = ["models", "behaviours", "check", "discover", "adapt", "search", "validate", "compare", "reproduce", "train", "export"]
+COMMANDS = ["models", "behaviours", "check", "discover", "deploy", "adapt", "search", "validate", "compare", "reproduce", "train", "export"]
 COMMANDS += ["view", "bench"]
 SHARED = ["--device", "--seed", "--json", "--tau", "--resume", "--half", "--rollouts", "--jobs", "--transitions", "--envs", "--bos"]
 
@@ -133,7 +133,7 @@ def test_a_terminal_that_knows_ascii_only():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
-    arguments = ["discover", "ioi", "--rollouts", "60", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    arguments = ["deploy", "ioi", "--rollouts", "60", "--out", str(tmp_path / "out"), "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "mechrl.cli", *arguments],
@@ -142,7 +142,7 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
         text=True,
         env=environment,
     )
-    assert process.stderr is not None and process.stderr.readline().startswith("discover: ")
+    assert process.stderr is not None and process.stderr.readline().startswith("deploy: ")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 128 + number and stdout == "" and "Traceback" not in stderr

@@ -21,7 +21,7 @@ HOLDERS = {
 COMMANDS = {
     "train": ["train", "--behaviours", "ioi", *SMALL, "--iterations", "1", "--out", "out"],
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
-    "discover": ["discover", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"],
+    "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"],
     "adapt": ["adapt", "ioi", *SMALL, "--iterations", "1", "--rollouts", "0", "--out", "out"],
     "compare": ["compare", "--behaviours", "ioi", "--methods", "greedy", "--device", "cpu", "--out", "out"],
     "reproduce": ["reproduce", "--quick", "--device", "cpu", "--out", "out"],
@@ -64,7 +64,7 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
         process.kill()
         process.communicate()
     # the system gave the folder back, whatever the process died of
-    assert cli.run(COMMANDS["discover"]) == 0
+    assert cli.run(COMMANDS["deploy"]) == 0
     assert not Path("out/.lock").exists()
 
 
@@ -73,7 +73,7 @@ def test_what_a_killed_writer_left_half_written_is_removed() -> None:
     ours, theirs = Path("out/.circuit.json.4242.0123abcd.tmp"), Path("out/.notes.tmp")
     for path in (ours, theirs):
         path.write_text("half")
-    assert cli.run(COMMANDS["discover"]) == 0
+    assert cli.run(COMMANDS["deploy"]) == 0
     assert not ours.exists() and theirs.exists()
 
 

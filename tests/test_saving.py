@@ -23,7 +23,7 @@ SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--de
 TRAIN = ["train", "--behaviours", "ioi", *SMALL, "--iterations", "4", "--save-every", "1"]
 ADAPT = ["adapt", "ioi", *SMALL, "--iterations", "4", "--save-every", "1", "--rollouts", "0"]
 SEARCH = ["search", "acdc", "ioi", "--pairs", "2", "--k", "30", "--threshold", "0.01", "--device", "cpu", "--out", "out"]
-DISCOVER = ["discover", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"]
+DISCOVER = ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"]
 FULL = "No space left on device); make room"
 
 

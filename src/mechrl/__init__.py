@@ -5,7 +5,7 @@
     model = mechrl.load_model("toy")
     behaviour = mechrl.behaviour("ioi")
     print(mechrl.judge(model, behaviour).exhibited)                # does the model do it at all?
-    circuit = mechrl.discover(model, behaviour)                    # by a trained policy
+    circuit = mechrl.discover(model, behaviour)                    # by a planner that has learned what edits do
     print(len(circuit), circuit.faithfulness, circuit.faithfulness_test)
     print(mechrl.validate(circuit, model, behaviour).necessity)    # is it real?
     mechrl.show(circuit, model, behaviour)                         # in a notebook; `circuit` alone shows itself there too
@@ -61,33 +61,48 @@ def __dir__() -> list[str]:
 def discover(
     model: Model,
     behaviour: Behaviour,
-    method: str = "policy",
+    method: str = "planner",
     *,
+    planner: Path | str | None = None,
     policy: Path | str | None = None,
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Circuit:
-    """The circuit of a behaviour: by a trained policy, or by a search that starts from nothing.
+    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
 
-    method: `policy`, or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `blockwise`.
-    policy: the folder of a policy; by default the one that comes with MechRL.
+    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `blockwise`.
+    planner, policy: the folder of one; by default the one that comes with MechRL.
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
-    settings: of a policy `pairs`, `k`, `prefilter`, `half` and the fields of `mechrl.rl.rollout.Deployment` (`tau`, `rollouts`, `seed`, …);
-    of a search the fields of `mechrl.search.run.Settings` (`tau`, `pairs`, `target`, `seed`, …).
+    settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
+    `mechrl.search.run.Settings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
 
+    for name, given in (("planner", planner), ("policy", policy)):
+        if given is not None and method != name:
+            raise MechRLError(f"{method} needs no {name}; leave one of them out")
+    if not force:
+        gate.check(model, behaviour)
+    if method == "planner":
+        from mechrl.agents.planner.session import DiscoverSettings
+        from mechrl.agents.planner.session import discover as by_planner
+        from mechrl.agents.planner.shipped import load_planner, shipped
+
+        network = load_planner(shipped(model.name) if planner is None else Path(planner))
+        return by_planner(
+            model,
+            behaviour,
+            network,
+            DiscoverSettings(**settings),
+            lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
+        )
     if method != "policy":
         from mechrl.search.run import Settings, search
 
-        if policy is not None:
-            raise MechRLError(f"{method} is a search and needs no policy; leave one of them out")
         chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
-        if not force:
-            gate.check(model, behaviour)
         return search(
             model, behaviour, chosen, lambda state: report(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges")
         )
@@ -103,10 +118,7 @@ def discover(
     folder = shipped_policy(model.name) if policy is None else Path(policy)
     agent = load_policy(folder, model.device)
     task, reward = trained_with(folder, deployment.tau)
-    task = replace(task, **of_task)
-    if not force:
-        gate.check(model, behaviour)
-    return by_policy(model, behaviour, agent, deployment, task, reward, lambda step, line: report(line))
+    return by_policy(model, behaviour, agent, deployment, replace(task, **of_task), reward, lambda step, line: report(line))
 
 
 def validate(

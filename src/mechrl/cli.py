@@ -23,7 +23,8 @@ from mechrl.behaviours_command import behaviours_command, check_command
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.files import advice
-from mechrl.rl.command import adapt_command, discover_command, train_command
+from mechrl.agents.planner.discover_command import discover_command
+from mechrl.rl.command import adapt_command, deploy_command, train_command
 from mechrl.search.command import search_command
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 from mechrl.viewer.command import export_command, view_command
@@ -83,6 +84,7 @@ def models(as_json: options.Json = False) -> None:
 app.command("behaviours")(behaviours_command)
 app.command("check")(check_command)
 app.command("discover")(discover_command)
+app.command("deploy")(deploy_command)
 app.command("adapt")(adapt_command)
 app.command("search")(search_command)
 app.command("validate")(validate_command)

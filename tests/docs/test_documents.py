@@ -148,7 +148,7 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         ["discover", "ioi", "--no-such-option"],
         ["serach", "ioi"],
         ["validate"],
-        ["discover", "ioi", "--rollouts", "many"],
+        ["deploy", "ioi", "--rollouts", "many"],
     ):
         with pytest.raises((usage_error, KeyError)):
             parse(wrong)

@@ -1,4 +1,4 @@
-"""`mechrl train`, `mechrl discover` and `mechrl adapt`. Heavy imports wait until a command runs."""
+"""`mechrl train`, `mechrl deploy` and `mechrl adapt`. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def train_command(
         if (unsaved := run.missing()) is not None:
             answer(f"trained to the end, {run.passes():,.0f} passes; the policy could not be saved")
             raise unsaved
-        say(f"{out} holds the policy: `mechrl discover BEHAVIOUR --model {model} --policy {out}`")
+        say(f"{out} holds the policy: `mechrl deploy BEHAVIOUR --model {model} --policy {out}`")
     except typer.Exit as left:  # asked to stop, or out of time: all ranks alike
         leave_ranks(group, left.exit_code)
         raise
@@ -202,7 +202,7 @@ def train_command(
 
 
 @one_writer
-def discover_command(
+def deploy_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     policy: options.Policy = None,
@@ -218,17 +218,17 @@ def discover_command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     half: options.Half = False,
-    out: Annotated[Path, typer.Option(help="Folder for circuit.json.")] = Path("runs/discover"),
+    out: Annotated[Path, typer.Option(help="Folder for circuit.json.")] = Path("runs/deploy"),
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
-    """Let a trained policy find the circuit of a behaviour: 16 sampled rollouts and a greedy one, no search, no training.
+    """Deploy a pruning policy, the paper's kind of agent, on a behaviour: 16 sampled rollouts and a greedy one.
 
     Examples:
 
-    - `mechrl discover ioi`
-    - `mechrl discover acronyms --model smollm2 --tau 0.8 --json`
-    - `mechrl discover mine.jsonl --policy runs/toy --judge validation --best-along-episode`
+    - `mechrl deploy ioi`
+    - `mechrl deploy acronyms --model smollm2 --tau 0.8 --json`
+    - `mechrl deploy mine.jsonl --policy runs/toy --judge validation --best-along-episode`
     """
     from mechrl import gate
     from mechrl.behaviours import get_behaviour
@@ -244,7 +244,7 @@ def discover_command(
         loaded = load_model(model, device=device)
     if not force:
         gate.check(loaded, chosen)
-    with Live("discover", quiet=0) as live:
+    with Live("deploy", quiet=0) as live:
         live.show(f"ranking the edges of {model}")
 
         def report(step: int, line: str) -> None:

@@ -101,7 +101,6 @@ def search_command(
     from mechrl.search.problem import Interrupted, State
     from mechrl.search.run import Settings, check_continues, prepare
 
-    check_folder(out)
     chosen = get_behaviour(behaviour)
     if holds_on is None:
         holds_on = "fresh" if chosen.has_fresh else "discovery"

@@ -171,6 +171,7 @@ class Session:
         mask = np.zeros(graph.n_edges, dtype=bool)
         mask[start.candidates[kept]] = True
         settings = asdict(self.settings) | {"candidates": len(start.candidates), "note": self.episode.note}
+        settings["target"] = "test" if self.planner.fresh else "discovery"  # what files call it
         return Circuit(
             model=self.model.name,
             checksum=self.model.checksum,
@@ -178,7 +179,7 @@ class Session:
             d_model=self.model.spec.d_model,
             behaviour=self.behaviour.name,
             method="planner",
-            settings=settings | {"holds_on": str(self.settings.holds_on), "rounds": self.episode.rounds},
+            settings={k: v for k, v in settings.items() if k != "holds_on"} | {"rounds": self.episode.rounds},
             tau=self.settings.tau,
             seed=self.settings.seed,
             pairs=start.engine.n_pairs,
@@ -186,7 +187,9 @@ class Session:
             faithfulness=f,
             faithfulness_test=float(test.faithfulness(kept[None], start.candidates)[0]),
             faithfulness_validation=f_validation,
-            scores=start.first.mean,
+            attribution=start.first.mean,
+            rows=self.behaviour.rows(),
+            bos=self.model.tokenizer is not None and self.model.tokenizer.bos is not None,
             order=tuple(self._order(kept)),
             passes=passes,
             seconds=seconds,
