@@ -19,11 +19,11 @@ from typer.main import get_command
 
 from mechrl import __version__, options
 from mechrl.agents.planner.command import app as planner_app
+from mechrl.agents.planner.discover_command import discover_command
 from mechrl.behaviours_command import behaviours_command, check_command
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.files import advice
-from mechrl.agents.planner.discover_command import discover_command
 from mechrl.rl.command import adapt_command, deploy_command, train_command
 from mechrl.search.command import search_command
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mechrl
+from mechrl import cli
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
@@ -43,11 +44,20 @@ def test_all_names_are_there_and_no_others() -> None:
 def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
     behaviour, folder = mechrl.behaviour("acronyms"), shipped_policy("toy")
     lines: list[str] = []
-    found = mechrl.discover(model, behaviour, tau=0.8, rollouts=1, seed=3, pairs=6, policy=str(folder), report=lines.append)
+    settings = {"tau": 0.8, "rollouts": 1, "seed": 3, "pairs": 6}
+    found = mechrl.discover(model, behaviour, "policy", policy=str(folder), report=lines.append, **settings)
     task, reward = trained_with(folder, 0.8)
     task = replace(task, pairs=6)
     assert same(found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward))
     assert lines and found.method == "policy"
+
+
+def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
+    behaviour, lines = mechrl.behaviour("acronyms"), []
+    found = mechrl.discover(model, behaviour, tau=0.8, pairs=6, holds_on="discovery", seed=3, report=lines.append)
+    command = ["discover", "acronyms", "--tau", "0.8", "--pairs", "6", "--holds-on", "discovery", "--seed", "3", "--device", "cpu"]
+    assert cli.run([*command, "--out", str(tmp_path)]) == 0
+    assert same(found, mechrl.Circuit.load(tmp_path / "circuit.json")) and lines and found.method == "planner"
 
 
 def test_a_search_is_the_commands_search(model) -> None:
@@ -67,7 +77,7 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     path.write_text("\n".join(rows))
     backwards = mechrl.behaviour(path)
     assert not mechrl.judge(model, backwards).exhibited
-    for method in ("policy", "greedy"):
+    for method in ("planner", "policy", "greedy"):
         with pytest.raises(MechRLError, match="does not exhibit"):
             mechrl.discover(model, backwards, method)
     assert mechrl.discover(model, backwards, "greedy", force=True).behaviour == "backwards"
@@ -78,9 +88,12 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     [
         ({"method": "guess"}, MechRLError, "unknown method"),
         ({"method": "greedy", "policy": "runs/toy"}, MechRLError, "needs no policy"),
-        ({"rule": "largest"}, MechRLError, "unknown rule"),
-        ({"policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
-        ({"rollout": 3}, TypeError, "rollout"),
+        ({"method": "policy", "rule": "largest"}, MechRLError, "unknown rule"),
+        ({"method": "policy", "policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
+        ({"method": "policy", "rollout": 3}, TypeError, "rollout"),
+        ({"policy": "runs/toy"}, MechRLError, "planner needs no policy"),
+        ({"planner": "no/such/folder"}, MechRLError, "no such file"),
+        ({"tau": 1.5}, MechRLError, "tau must lie between"),
     ],
 )
 def test_mistakes(model, changes: dict, error: type[Exception], message: str) -> None:

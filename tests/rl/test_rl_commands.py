@@ -1,4 +1,4 @@
-"""`mechrl train`, `discover` and `adapt` as their users meet them: real processes, real signals, one line for every mistake."""
+"""`mechrl train`, `deploy` and `adapt` as their users meet them: real processes, real signals, one line for every mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
-from mechrl.rl.command import adapt_command, discover_command, train_command
+from mechrl.rl.command import adapt_command, deploy_command, train_command
 from mechrl.rl.rollout import load_policy
 from mechrl.rl.tasks import candidates_of
 from tests.search.model import write_model
@@ -164,15 +164,15 @@ def candidates_by(model: str, k: int, spare: float) -> set[int]:
     return set(candidates_of(engine, [attribution.cached(engine, pairs, ioi.metric)], k, spare).tolist())
 
 
-def test_discover_prints_what_search_prints(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+def test_deploy_prints_what_search_prints(model: str, policy: Path, tmp_path: Path, capsys) -> None:
     arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path, rollouts=2, pairs=4, force=True, device="cpu")
-    discover_command(**arguments, as_json=True)
+    deploy_command(**arguments, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == KEYS
     circuit = Circuit.load(printed["circuit"])
     assert candidates(circuit) == candidates_by(model, 40, 0.0) and circuit.settings["candidates"] == 40  # as trained
     assert printed["edges"] == len(circuit) and circuit.method == "policy"
-    discover_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
+    deploy_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
     assert "last masks" in said and str(tmp_path) in said
 
@@ -184,8 +184,8 @@ def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(mod
     trained = json.loads((tmp_path / "policy" / "run.json").read_text())
     assert (trained["task"]["spare"], trained["reward"]["look_again"], trained["policy"]["prior"]) == (0.1, 0.8, 5.0)
     common = dict(behaviour="ioi", model=model, policy=tmp_path / "policy", rollouts=1, pairs=4, force=True, device="cpu")
-    discover_command(**common, out=tmp_path / "found")
-    discover_command(**common, out=tmp_path / "last", best_along_episode=False)
+    deploy_command(**common, out=tmp_path / "found")
+    deploy_command(**common, out=tmp_path / "last", best_along_episode=False)
     found, last = (Circuit.load(tmp_path / name / "circuit.json") for name in ("found", "last"))
     assert found.settings["best_along_episode"] and not last.settings["best_along_episode"] and found.settings["spare"] == 0.1
     wide = candidates_by(model, 3000, 0.1)
@@ -199,10 +199,10 @@ def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(mod
 
 
 def test_the_policy_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    discover_command("acronyms", out=tmp_path, rollouts=1, device="cpu", as_json=True)
+    deploy_command("acronyms", out=tmp_path, rollouts=1, device="cpu", as_json=True)
     assert json.loads(capsys.readouterr().out)["model"] == "toy"
     monkeypatch.setattr("mechrl.rl.rollout.SHIPPED", tmp_path)
-    mistakes(discover_command, dict(behaviour="acronyms", device="cpu"), {}, "mechrl train")
+    mistakes(deploy_command, dict(behaviour="acronyms", device="cpu"), {}, "mechrl train")
 
 
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -258,7 +258,7 @@ def test_mistakes_in_resuming(model: str, tmp_path: Path) -> None:
     mistakes(train_command, arguments, {"resume": True}, "run.json")
 
 
-@pytest.mark.parametrize("command", [discover_command, adapt_command])
+@pytest.mark.parametrize("command", [deploy_command, adapt_command])
 def test_mistakes_in_deployment(command, model: str, policy: Path, tmp_path: Path) -> None:
     arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path / "new", device="cpu", force=True)
     mistakes(command, arguments, {"behaviour": "iio"}, "did you mean ioi")

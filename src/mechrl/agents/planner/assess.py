@@ -31,7 +31,13 @@ def _row(model: EditModel, record: Record) -> dict[str, Any] | None:
     gains = example.seen.gains
     cuts, adds = (example.single >= 0) & (example.single < n), example.single >= n
     sets = (example.cut.sum(1) + example.add.sum(1)) > 1
-    row: dict[str, Any] = {"behaviour": record.behaviour, "family": record.family, "draw": record.draw, "n": n, "f": record.look.f}
+    row: dict[str, Any] = {
+        "behaviour": record.behaviour,
+        "family": record.family,
+        "draw": record.draw,
+        "n": n,
+        "f": record.look.f,
+    }
     if n <= LARGEST and cuts.sum() >= 8:
         e, true = example.single[cuts], example.lost[cuts]
         for name, guess in (

@@ -124,7 +124,7 @@ def _visit(
         cuts[i, cut], adds[i, place[add]] = True, True
     kept = Look(look.alive, look.gains, look.outside[used], look.outside_gains[:, used], float(f_of[0]))
     first = task.first.at(np.concatenate([kept.alive, kept.outside]))
-    record = Record(behaviour.name, behaviour.family, draw, task.model.graph, kept, first, cuts, adds, f_of, f_fresh)
+    record = Record(behaviour.name, behaviour.family, draw, task.graph, kept, first, cuts, adds, f_of, f_fresh)
 
     sizes = masks.sum(1)
     level = min(float(rng.uniform(0.86, 0.97)), float(f_of[0]))
@@ -145,7 +145,7 @@ def _order(task: Start, look: Look, network: EditModel | None, rng: np.random.Ge
 
         with torch.no_grad():
             first = task.first.at(np.concatenate([look.alive, look.outside]))
-            edges = network.edges(see(task.model.graph, look, first), task.model.graph)
+            edges = network.edges(see(task.graph, look, first), task.graph)
         cost = edges.cost.cpu().numpy().astype(np.float64)
         return cost[: edges.n], cost[edges.n :]
     mean, rms = mean_and_rms(look.gains)

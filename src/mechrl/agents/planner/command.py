@@ -19,7 +19,8 @@ app = typer.Typer(help="Train the planner: a learned model of what an edit does 
 
 Draws = Annotated[str, typer.Option(help="Comma-separated seeds; each is another draw of discovery pairs.")]
 Without = Annotated[
-    str | None, typer.Option(help="Families to leave out, comma-separated: what is found for them then is transfer.", show_default=False)
+    str | None,
+    typer.Option(help="Families to leave out, comma-separated: what is found for them then is transfer.", show_default=False),
 ]
 Behaviours = Annotated[
     str, typer.Option(help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated.")
@@ -32,7 +33,9 @@ def collect_command(
     model: options.Model = "toy",
     behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
-    out: Annotated[Path, typer.Option(help="Folder for records; what it has already is not collected again.")] = Path("runs/records"),
+    out: Annotated[Path, typer.Option(help="Folder for records; what it has already is not collected again.")] = Path(
+        "runs/records"
+    ),
     network: Annotated[
         Path | None, typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False)
     ] = None,
@@ -83,7 +86,9 @@ def train_command(
     behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
     out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path("runs/planner"),
-    rounds: Annotated[int, typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far.")
+    ] = 2,
     states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
     epochs: Epochs = 24,
     seed: options.Seed = 0,

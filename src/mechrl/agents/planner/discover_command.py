@@ -28,7 +28,10 @@ def discover_command(
     tau: options.Tau = 0.9,
     holds_on: options.HoldsOn = None,
     out: Annotated[
-        Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for circuit.json and, while it runs, the state to resume from.")
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS, help="Folder for circuit.json and, while it runs, the state to resume from."
+        ),
     ] = Path("runs/discover"),
     pairs: options.Pairs = 20,
     budget: Annotated[

@@ -92,9 +92,10 @@ class EditModel(nn.Module):
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 + config.pooled + config.interaction)
         )
         of_edit = 4 + 2 * len(ALPHAS) + config.pooled + 2 * config.interaction + 5
-        self.head = nn.Sequential(nn.Linear(of_edit, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
-        nn.init.zeros_(self.head[-1].weight)
-        nn.init.zeros_(self.head[-1].bias)
+        last = nn.Linear(64, 4)
+        nn.init.zeros_(last.weight)  # before it has learned anything, an edit does what its edges do
+        nn.init.zeros_(last.bias)
+        self.head = nn.Sequential(nn.Linear(of_edit, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), last)
 
     def edges(self, seen: Seen, graph: Graph) -> Edges:
         """Encodes every edge of a circuit and around it."""
@@ -121,17 +122,13 @@ class EditModel(nn.Module):
         one = torch.ones_like(lost)
         features = torch.cat(
             [
-                torch.stack(
-                    [squash(lost), squash(won), squash(lost - won), squash(cut @ edges.cost[: edges.n].abs())], dim=1
-                ),
+                torch.stack([squash(lost), squash(won), squash(lost - won), squash(cut @ edges.cost[: edges.n].abs())], dim=1),
                 squash(first_order.mean(-1)),
                 squash(first_order.square().mean(-1).add(1e-16).sqrt()),
                 pooled,
                 squash(signed),
                 squash(signed.square()),
-                torch.stack(
-                    [n_cut.log1p(), n_add.log1p(), n_cut / edges.n, one * edges.f, one * float(np.log(edges.n))], dim=1
-                ),
+                torch.stack([n_cut.log1p(), n_add.log1p(), n_cut / edges.n, one * edges.f, one * float(np.log(edges.n))], dim=1),
             ],
             dim=1,
         )

@@ -141,7 +141,7 @@ class Planner:
         look = start.looker.look(mask, outside, episode.f)
         first = start.first.at(np.concatenate([look.alive, look.outside]))
         with torch.no_grad():
-            edges = self.model.edges(see(start.model.graph, look, first), start.model.graph)
+            edges = self.model.edges(see(start.graph, look, first), start.graph)
         cost = (edges.cost_fresh if self.fresh else edges.cost).cpu().numpy().astype(np.float64)
         return Thought(alive, outside, edges, cost[: len(alive)], cost[len(alive) :])
 
@@ -228,7 +228,9 @@ class Planner:
         cheap = np.argsort(thought.cost, kind="stable")[:MEASURED]
         promising = np.argsort(-thought.gain, kind="stable")[:MEASURED_GAINS]
         none = cheap[:0]
-        singles = [(cheap[i : i + 1], none) for i in range(len(cheap))] + [(none, promising[i : i + 1]) for i in range(len(promising))]
+        singles = [(cheap[i : i + 1], none) for i in range(len(cheap))] + [
+            (none, promising[i : i + 1]) for i in range(len(promising))
+        ]
         edits = self._effects(thought, singles)
         f = self.start.f_of(edits.masks)
         cost, gain = episode.f - f[: len(cheap)], f[len(cheap) :] - episode.f

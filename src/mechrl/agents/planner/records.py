@@ -46,7 +46,9 @@ def write(path: Path, records: Sequence[Record], about: dict[str, Any]) -> None:
     states = []
     for i, r in enumerate(records):
         n, m = len(r.look.alive), len(r.look.outside)
-        states.append({"behaviour": r.behaviour, "family": r.family, "draw": r.draw, "f": r.look.f, "n": n, "m": m} | _shape(r.graph))
+        states.append(
+            {"behaviour": r.behaviour, "family": r.family, "draw": r.draw, "f": r.look.f, "n": n, "m": m} | _shape(r.graph)
+        )
         arrays |= {
             f"{i}.edges": np.concatenate([r.look.alive, r.look.outside]).astype(np.int32),
             f"{i}.gains": _half(r.look.gains),
@@ -104,7 +106,18 @@ def _record(i: int, state: dict[str, Any], file: Any) -> Record:
     if not sound:
         raise ValueError(i)
     look = Look(edges[:n], gains, edges[n:], outside, float(state["f"]))
-    return Record(str(state["behaviour"]), str(state["family"]), int(state["draw"]), graph, look, First(first[0], first[1]), cut, add, f[0], f[1])
+    return Record(
+        str(state["behaviour"]),
+        str(state["family"]),
+        int(state["draw"]),
+        graph,
+        look,
+        First(first[0], first[1]),
+        cut,
+        add,
+        f[0],
+        f[1],
+    )
 
 
 def _shape(graph: Graph) -> dict[str, int]:
@@ -115,7 +128,7 @@ _SCALE = 2.0**10  # gradients of large circuits lie below what half precision ca
 
 
 def _half(x: np.ndarray) -> np.ndarray:
-    return np.clip(x * _SCALE, -60000, 60000).astype(np.float16)
+    return np.ascontiguousarray(np.clip(x * _SCALE, -60000, 60000), dtype=np.float16)  # as it is stored: row by row
 
 
 def _whole(x: np.ndarray) -> np.ndarray:

@@ -251,16 +251,34 @@ class Session:
                 known = json.loads(file.metadata()["planner"])
             n, graph = len(arrays["candidates"]), model.graph
             if known["of"] != session._of():
-                raise MechRLError(f"{path}: of another model, behaviour or settings; give the same options, or start without --resume")
+                raise MechRLError(
+                    f"{path}: of another model, behaviour or settings; give the same options, or start without --resume"
+                )
             unpack = lambda name: np.unpackbits(arrays[name], axis=-1, count=n).astype(bool)  # noqa: E731
             first, best = First(*arrays["first"]), None
             if "best" in arrays:
                 best = unpack("best"), float(known["best_f"])
             if first.mean.shape != (graph.n_edges,):
                 raise ValueError("first")
-            started = Start.again(model, behaviour, settings.pairs, settings.seed, first, arrays["candidates"], unpack("first_mask"), known["first_f"])
+            started = Start.again(
+                model,
+                behaviour,
+                settings.pairs,
+                settings.seed,
+                first,
+                arrays["candidates"],
+                unpack("first_mask"),
+                known["first_f"],
+            )
             session.episode = Episode(
-                unpack("mask"), known["f"], known["gap"], known["bias"], list(unpack("path")), known["rounds"], known["done"], known["note"]
+                unpack("mask"),
+                known["f"],
+                known["gap"],
+                known["bias"],
+                list(unpack("path")),
+                known["rounds"],
+                known["done"],
+                known["note"],
             )
             session.checked, session.best = int(known["checked"]), best
             session._passes_before, session._seconds_before = float(known["passes"]), float(known["seconds"])

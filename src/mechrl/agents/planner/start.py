@@ -11,6 +11,7 @@ from mechrl.agents.planner.look import Looker, strength
 from mechrl.behaviours.base import Behaviour
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.graph import Graph
 from mechrl.models.base import Model
 
 SIZES = (500, 2000, 8000, 32000)  # of the first circuits that are tried, of the best edges
@@ -21,13 +22,16 @@ ROOM = 4  # times as many edges are candidates
 class Start:
     """A behaviour of a model, looked at once. Masks are over `candidates`, edges of the graph in ascending order."""
 
-    model: Model
     engine: Engine  # on all discovery pairs
     looker: Looker
     first: First  # [E]
     candidates: np.ndarray  # [n] ascending edges: those that the first circuit has, and those that may be added to it
     mask: np.ndarray  # [n] the first circuit, without dead edges
     f: float  # its f
+
+    @property
+    def graph(self) -> Graph:
+        return self.engine.graph
 
     @property
     def passes(self) -> float:
@@ -52,10 +56,10 @@ class Start:
         """What was begun before; nothing is measured or charged."""
         engine, looker = _engines(model, behaviour, pairs, seed)
         looker.choose(candidates)
-        return cls(model, engine, looker, first, candidates, mask, f)
+        return cls(engine, looker, first, candidates, mask, f)
 
     def prune(self, masks: np.ndarray) -> np.ndarray:
-        return self.model.graph.prune(masks, self.candidates)
+        return self.graph.prune(masks, self.candidates)
 
     def best_outside(self, mask: np.ndarray, most: int) -> np.ndarray:
         """Places of candidates that the circuit does not have, the most promising at first sight."""
@@ -64,15 +68,19 @@ class Start:
 
 
 def start(model: Model, behaviour: Behaviour, pairs: int, seed: int, enough: float, least: int = 0) -> Start:
+    """The start of an episode on one draw of discovery pairs."""
+    return begin(*_engines(model, behaviour, pairs, seed), enough, least)
+
+
+def begin(engine: Engine, looker: Looker, enough: float, least: int = 0) -> Start:
     """Looks at the whole graph once and takes the first of `SIZES` whose best edges have f ≥ `enough`; else the whole graph.
 
     least: edges of the first circuit.
     """
-    engine, looker = _engines(model, behaviour, pairs, seed)
-    graph = model.graph
+    graph = engine.graph
     look = looker.look(np.ones(graph.n_edges, dtype=bool), np.zeros(0, dtype=np.int64), 1.0)
     order = np.argsort(-strength(look.gains), kind="stable")
-    found = Start(model, engine, looker, First.of(look), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0)
+    found = Start(engine, looker, First.of(look), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0)
     for size in [size for size in SIZES if least <= size < graph.n_edges]:
         mask = np.zeros(graph.n_edges, dtype=bool)
         mask[order[:size]] = True

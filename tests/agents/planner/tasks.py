@@ -1,0 +1,30 @@
+"""Starts of episodes for the planner's tests: planted circuits, small random models, and records of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mechrl.agents.planner.look import Looker
+from mechrl.agents.planner.start import Start, begin
+from mechrl.search.problem import Problem
+from tests.search.problems import planted_problem, tiny_problem
+
+
+def start_of(problem: Problem, enough: float = 0.95) -> Start:
+    problem.engine.passes = 0.0
+    return begin(problem.engine, Looker(problem.engine, problem.pairs), enough)
+
+
+def planted_start(plant, architecture: str = "gpt2") -> tuple[Start, set[str]]:
+    planted = plant(architecture)
+    return start_of(planted_problem(planted)), planted.edges
+
+
+def tiny_start(kind: str = "gpt2", seed: int = 0, n_pairs: int = 8) -> Start:
+    return start_of(tiny_problem(kind, seed, n_pairs))
+
+
+def some_circuit(start: Start, part: float = 0.5, seed: int = 0) -> np.ndarray:
+    """A random circuit over the start's candidates, without dead edges."""
+    mask = np.random.default_rng(seed).random(len(start.candidates)) < part
+    return start.prune(mask[None])[0]
