@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
+from mechrl.behaviours.together import together
 from mechrl.errors import MechRLError
 from mechrl.reading import read_bytes
 
@@ -142,15 +143,7 @@ def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
 
 def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Gives every row a part. Rows that share a prompt go together, so that no part knows a prompt of another."""
-    group: dict[str, str] = {}  # prompt -> a prompt that stands for its group
-
-    def stands_for(prompt: str) -> str:
-        while group.setdefault(prompt, prompt) != prompt:
-            prompt = group[prompt]
-        return prompt
-
-    for row in rows:
-        group[stands_for(row.clean)] = stands_for(row.corrupt)
-    groups = sorted({stands_for(row.clean) for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    group = together((row.clean, row.corrupt) for row in rows)
+    groups = sorted({group[row.clean] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    return tuple(replace(row, part=parts[stands_for(row.clean)]) for row in rows)
+    return tuple(replace(row, part=parts[group[row.clean]]) for row in rows)
