@@ -21,6 +21,7 @@ from mechrl import __version__, options
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.files import advice
+from mechrl.ranges import MOST_AT_ONCE, MOST_PAIRS
 from mechrl.rl.command import adapt_command, discover_command, train_command
 from mechrl.search.command import search_command
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
@@ -82,7 +83,7 @@ def models(as_json: options.Json = False) -> None:
 def behaviours(
     model: options.Model = "toy",
     device: options.Device = "auto",
-    pairs: Annotated[int, typer.Option(min=1, help="Test pairs per behaviour.")] = 50,
+    pairs: Annotated[int, typer.Option(min=1, max=MOST_PAIRS, help="Test pairs per behaviour.")] = 50,
     only: Annotated[list[str] | None, typer.Option("--behaviour", "-b", help="Only these; a name or a file. Repeatable.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -156,7 +157,7 @@ def bench_engine(
     circuits: Annotated[
         str, typer.Option(help="Circuits per call, comma-separated. [default: 1,4; on a GPU 1,16,128,2048]", show_default=False)
     ] = "",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per figure; the median is reported.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Runs per figure; the median is reported.")] = 3,
     tf32: Annotated[bool, typer.Option(help="Allow TF32 matrix products on a GPU.")] = True,
     as_json: options.Json = False,
 ) -> None:
@@ -173,10 +174,10 @@ def bench_engine(
 
     try:
         batches = tuple(int(n) for n in circuits.split(",")) if circuits else ()
-        if any(n < 1 for n in batches):
+        if not all(1 <= n <= MOST_AT_ONCE for n in batches):
             raise ValueError
     except ValueError:
-        raise MechRLError(f"--circuits takes positive numbers such as 1,4,16; got {circuits!r}") from None
+        raise MechRLError(f"--circuits takes numbers from 1 to {MOST_AT_ONCE:,} such as 1,4,16; got {circuits!r}") from None
     where = resolve_device(device)
     batches = batches or ((1, 4) if where.type == "cpu" else (1, 16, 128, 2048))
     with working(f"loading {model}"):

@@ -12,6 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_AT_ONCE, MOST_EDGES, MOST_STEPS
 from mechrl.saving import not_saved
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 
@@ -20,7 +21,7 @@ def validate_command(
     circuit: Annotated[Path, typer.Argument(help="A circuit.json.", show_default=False)],
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
-    random: Annotated[int, typer.Option(min=20, help="Random circuits of each kind.")] = 20,
+    random: Annotated[int, typer.Option(min=20, max=MOST_AT_ONCE, help="Random circuits of each kind.")] = 20,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -81,11 +82,13 @@ def compare_command(
     pairs: options.Pairs = 20,
     k: Annotated[
         int | None,
-        typer.Option("--k", min=1, help="Candidate edges by each score. [default: 3000; a policy's own]", show_default=False),
+        typer.Option(
+            "--k", min=1, max=MOST_EDGES, help="Candidate edges by each score. [default: 3000; a policy's own]", show_default=False
+        ),
     ] = None,
     policy: options.Policy = None,
     rollouts: options.Rollouts = 16,
-    iterations: Annotated[int, typer.Option(min=1, help="Of a policy's adaptation.")] = 80,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Of a policy's adaptation.")] = 80,
     out: Annotated[Path, typer.Option(help="Folder for the cells, the circuits and the tables.")] = Path("runs/compare"),
     jobs: options.Jobs = 1,
     ray: options.Ray = None,

@@ -56,6 +56,8 @@ def load_model(
     commit.
     """
     name, device = str(name), resolve_device(device)
+    if not name.strip():
+        raise MechRLError("a model has a name; give a directory, a .gguf file, a hub id, smollm2 or toy")
     local = _path(name)
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")

@@ -11,6 +11,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
@@ -32,19 +33,28 @@ def search_command(
     ),
     pairs: options.Pairs = 20,
     k: Annotated[
-        int, typer.Option("--k", min=1, help="Candidate edges by each score; doubled until they reach tau together.")
+        int, typer.Option("--k", min=1, max=MOST_EDGES, help="Candidate edges by each score; doubled until they reach tau together.")
     ] = 3000,
     prefilter: options.Prefilter = "union",
     whole_graph: Annotated[bool, typer.Option("--whole-graph", help="Search among all edges, not among candidates.")] = False,
     threshold: Annotated[
         list[float] | None,
-        typer.Option(min=0, help="ACDC's threshold; repeatable. [default: 0.001, 0.003 and 0.01]", show_default=False),
+        typer.Option(
+            min=0,
+            max=MOST_COEFFICIENT,
+            callback=options.all_finite,
+            help="ACDC's threshold; repeatable. [default: 0.001, 0.003 and 0.01]",
+            show_default=False,
+        ),
     ] = None,
     target: Annotated[
         str, typer.Option(help="Reach tau on the `discovery` pairs, or on fresh ones as judged by validation pairs (`test`).")
     ] = "discovery",
     minibatch: Annotated[
-        int | None, typer.Option(min=1, help="Decide by so many pairs, drawn afresh while the search runs.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, max=MOST_PAIRS, help="Decide by so many pairs, drawn afresh while the search runs.", show_default=False
+        ),
     ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
