@@ -183,6 +183,7 @@ ACCEPTED = {  # of these values, by field
     "settings": ({}, {"x": 1}),
     "complete": (True,),
     "scores": (None,),
+    "commit": (None,),
 }
 
 

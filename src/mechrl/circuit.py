@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Circuit:
     order: tuple[int, ...] = ()
     passes: float = 0.0
     seconds: float = 0.0
+    commit: str | None = None  # of the hub's repository that the model came from
     complete: bool = True  # False: the search was interrupted
     version: str = field(default=mechrl.__version__)
 
@@ -88,6 +90,14 @@ class Circuit:
         """Edges on a path from the input to the logits; the others change no output."""
         return int(self.graph.prune(self.mask).sum())
 
+    @property
+    def revision(self) -> str | None:
+        """What to ask the hub for, to have the model as it was; None where the model is not the hub's, or was not."""
+        try:
+            return None if Path(self.model).is_dir() else self.commit
+        except OSError:  # a name that is too long
+            return None
+
     def importance(self) -> np.ndarray:
         """[E] the scores; without them the removal order: kept edges first, then the later removed the more important.
 
@@ -121,6 +131,7 @@ class Circuit:
             "version": self.version,
             "model": self.model,
             "checksum": self.checksum,
+            "commit": self.commit,
             "graph": {
                 "n_layers": self.graph.n_layers,
                 "n_heads": self.graph.n_heads,
@@ -195,6 +206,7 @@ class Circuit:
         return cls(
             model=f.text("model"),
             checksum=f.text("checksum"),
+            commit=_commit(known.get("commit")),
             graph=graph,
             d_model=d_model,
             behaviour=f.text("behaviour"),
@@ -291,6 +303,12 @@ _KINDS = {
     dict: "an object",
     list: "a list",
 }
+
+
+def _commit(known: Any) -> str | None:
+    if known is not None and not (isinstance(known, str) and re.fullmatch("[0-9a-f]{40}", known)):
+        raise ValueError("commit must be one of the hub, or null")
+    return known
 
 
 def _settings(known: dict[str, Any]) -> dict[str, Any]:

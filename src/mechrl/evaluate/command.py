@@ -49,7 +49,7 @@ def validate_command(
             ) from exc
         raise
     with working(f"loading {model or found.model}"):
-        loaded = load_model(model or found.model, device=device)
+        loaded = load_model(model or found.model, device=device, revision=found.revision if model is None else None)
     found.check_model(loaded)
     with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
         result = validate(found, loaded, chosen, random, seed, report=live.show)

@@ -353,6 +353,7 @@ def deploy_together(
         return Circuit(
             model=model.name,
             checksum=model.checksum,
+            commit=model.commit,
             graph=model.graph,
             d_model=model.spec.d_model,
             behaviour=behaviour.name,

@@ -229,6 +229,7 @@ class Session:
         return Circuit(
             model=problem.model.name,
             checksum=problem.model.checksum,
+            commit=problem.model.commit,
             graph=problem.model.graph,
             d_model=problem.model.spec.d_model,
             behaviour=problem.behaviour.name,
