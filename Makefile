@@ -58,9 +58,14 @@ audit:
 	@test -x .venv/audit/bin/pip-audit || { $(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install --quiet --retries 1 \
 		--disable-pip-version-check pip-audit; } >/dev/null 2>&1 || { rm -rf .venv/audit; \
 		echo "make audit: pip-audit cannot be fetched; connect to a network, then repeat the command"; exit 1; }
-	@.venv/audit/bin/pip-audit --progress-spinner off --disable-pip --no-deps -r constraints.txt 2>.venv/audit/said \
-		|| { grep -q "^Found" .venv/audit/said && cat .venv/audit/said; } \
-		|| { echo "make audit: the list of vulnerabilities cannot be reached ($$(tail -1 .venv/audit/said | cut -c1-200)); connect to a network"; exit 1; }
+	@.venv/audit/bin/pip-audit --progress-spinner off --disable-pip --no-deps -r constraints.txt >.venv/audit/found 2>.venv/audit/said; \
+		failed=$$?; unknown=$$(grep -c "could not be audited" .venv/audit/found); \
+		grep -v "could not be audited" .venv/audit/found; grep -i "known vulnerabilit" .venv/audit/said; \
+		if [ "$$unknown" -gt 0 ]; then \
+			echo "make audit: nothing could be found out about $$unknown packages from here; repeat it with another network"; exit 1; \
+		elif [ $$failed -ne 0 ] && ! grep -q "^Found" .venv/audit/said; then \
+			echo "make audit: the list of vulnerabilities cannot be reached; connect to a network, then repeat the command"; exit 1; \
+		fi; exit $$failed
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
 import socket
 import sys
 from contextlib import redirect_stdout
@@ -26,8 +25,6 @@ def connect(address: str) -> Any:
     """Ray, at work on the cluster of an address: `auto` for the one that this machine belongs to, `local` for one of its own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is done here is nobody else's business
     os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that is started here: workers are what it is for
-    if address == "local" and "RAY_AUTH_MODE" not in os.environ:  # its ports are open to the network: nobody else has the token
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         import ray
     except ImportError as exc:
