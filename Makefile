@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 RAY := .venv/installed-ray
 
-.PHONY: help demo test test-fast lint browser clean
+.PHONY: help demo test test-fast lint browser audit clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test       everything: lint, types, all tests (fetches SmolLM2 once, 93 MB)"
 	@echo "make test-fast  the quick tests, which need neither a real model nor a GPU"
 	@echo "make lint       ruff and mypy"
+	@echo "make audit      known vulnerabilities of what constraints.txt pins (needs a network)"
 	@echo "make clean      remove .venv and what tools left behind"
 
 # setuptools comes first because the package is then built with it, pinned, and not with whichever is newest today; torch,
@@ -51,6 +52,20 @@ test: lint browser $(RAY)
 
 test-fast: $(STAMP)
 	$(PYTEST) -m "not real and not gpu and not slow"
+
+# in an environment of its own: what audits must not be part of what is audited
+audit:
+	@test -x .venv/audit/bin/pip-audit || { $(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install --quiet --retries 1 \
+		--disable-pip-version-check pip-audit; } >/dev/null 2>&1 || { rm -rf .venv/audit; \
+		echo "make audit: pip-audit cannot be fetched; connect to a network, then repeat the command"; exit 1; }
+	@.venv/audit/bin/pip-audit --progress-spinner off --disable-pip --no-deps -r constraints.txt >.venv/audit/found 2>.venv/audit/said; \
+		failed=$$?; unknown=$$(grep -c "could not be audited" .venv/audit/found); \
+		grep -v "could not be audited" .venv/audit/found; grep -i "known vulnerabilit" .venv/audit/said; \
+		if [ "$$unknown" -gt 0 ]; then \
+			echo "make audit: nothing could be found out about $$unknown packages from here; repeat it with another network"; exit 1; \
+		elif [ $$failed -ne 0 ] && ! grep -q "^Found" .venv/audit/said; then \
+			echo "make audit: the list of vulnerabilities cannot be reached; connect to a network, then repeat the command"; exit 1; \
+		fi; exit $$failed
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

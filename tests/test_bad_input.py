@@ -205,8 +205,8 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("search top-n ioi --tau 1.5", 1),
-        ("search top-n ioi --tau nan", 1),
+        ("search top-n ioi --tau 1.5", 2),
+        ("search top-n ioi --tau nan", 2),
         ("search top-n ioi --tau much", 2),
         ("search top-n ioi --pairs 0", 2),
         ("search top-n ioi --k 0", 2),
@@ -235,7 +235,7 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("train --behaviours ,", 1),
         ("train --behaviours ioi,ioi", 1),
         ("validate circuit.json --random 0", 2),
-        ("compare --tau 7", 1),
+        ("compare --tau 7", 2),
         ("compare --methods guess", 1),
         ("compare --targets moon", 1),
         ("compare --seeds 0,x", 1),

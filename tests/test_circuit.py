@@ -186,6 +186,7 @@ ACCEPTED = {  # of these values, by field
     "attribution": (None,),
     "rows": ([],),
     "bos": (None, True),
+    "commit": (None,),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Circuit:
     order: tuple[int, ...] = ()
     passes: float = 0.0
     seconds: float = 0.0
+    commit: str | None = None  # of the hub's repository that the model came from
     complete: bool = True  # False: the search was interrupted
     version: str = field(default=mechrl.__version__)
     attribution: np.ndarray | None = None  # [E] EAP-IG on the discovery pairs, of the edges kept or in `order`; 0 for all others
@@ -115,6 +117,14 @@ class Circuit:
         """The seed of the discovery pairs: the method's own, unless it says otherwise (a policy's is that of its rollouts)."""
         return int(self.settings.get("pairs_seed", self.seed))
 
+    @property
+    def revision(self) -> str | None:
+        """What to ask the hub for, to have the model as it was; None where the model is not the hub's, or was not."""
+        try:
+            return None if Path(self.model).is_dir() else self.commit
+        except OSError:  # a name that is too long
+            return None
+
     def importance(self) -> np.ndarray:
         """[E] the scores; without them the removal order: kept edges first, then the later removed the more important.
 
@@ -174,6 +184,7 @@ class Circuit:
             "version": self.version,
             "model": self.model,
             "checksum": self.checksum,
+            "commit": self.commit,
             "graph": {
                 "n_layers": self.graph.n_layers,
                 "n_heads": self.graph.n_heads,
@@ -265,6 +276,7 @@ class Circuit:
         return cls(
             model=f.text("model"),
             checksum=f.text("checksum"),
+            commit=_commit(known.get("commit")),
             graph=graph,
             d_model=d_model,
             behaviour=f.text("behaviour"),
@@ -364,6 +376,12 @@ _KINDS = {
     dict: "an object",
     list: "a list",
 }
+
+
+def _commit(known: Any) -> str | None:
+    if known is not None and not (isinstance(known, str) and re.fullmatch("[0-9a-f]{40}", known)):
+        raise ValueError("commit must be one of the hub, or null")
+    return known
 
 
 def _settings(known: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mechrl.behaviours_command import behaviours_command, check_command
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
 from mechrl.files import advice
+from mechrl.ranges import MOST_AT_ONCE
 from mechrl.rl.command import adapt_command, deploy_command, train_command
 from mechrl.search.command import search_command
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
@@ -115,7 +116,7 @@ def bench_engine(
         ),
     ] = "",
     repeats: Annotated[
-        int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Runs per figure; the median is reported.")
+        int, typer.Option(min=1, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Runs per figure; the median is reported.")
     ] = 3,
     tf32: Annotated[bool, typer.Option(rich_help_panel=options.EXPERT, help="Allow TF32 matrix products on a GPU.")] = True,
     as_json: options.Json = False,
@@ -133,10 +134,10 @@ def bench_engine(
 
     try:
         batches = tuple(int(n) for n in circuits.split(",")) if circuits else ()
-        if any(n < 1 for n in batches):
+        if not all(1 <= n <= MOST_AT_ONCE for n in batches):
             raise ValueError
     except ValueError:
-        raise MechRLError(f"--circuits takes positive numbers such as 1,4,16; got {circuits!r}") from None
+        raise MechRLError(f"--circuits takes numbers from 1 to {MOST_AT_ONCE:,} such as 1,4,16; got {circuits!r}") from None
     where = resolve_device(device)
     batches = batches or ((1, 4) if where.type == "cpu" else (1, 16, 128, 2048))
     with working(f"loading {model}"):

@@ -11,9 +11,11 @@ import typer
 
 from mechrl.errors import MechRLError
 from mechrl.names import check_model, one_of
+from mechrl.ranges import MOST_AT_ONCE, MOST_COEFFICIENT, MOST_JOBS, MOST_PAIRS, MOST_SECONDS, MOST_SEED, MOST_STEPS
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """A range lets a number through that is none."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter("a finite number is needed")
     return value
@@ -25,10 +27,10 @@ def _tau(value: float | None) -> float | None:
     return value
 
 
-def _seed(value: int) -> int:
-    if value >= 2**32:  # torch takes no more than a machine word
-        raise typer.BadParameter("a seed is smaller than 2**32")
-    return value
+def all_finite(values: list[float] | None) -> list[float] | None:
+    for value in values or []:
+        finite(value)
+    return values
 
 
 def choice(*known: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
@@ -41,6 +43,8 @@ def choice(*known: str) -> Callable[[typer.CallbackParam, str | None], str | Non
 
 
 def _model(value: str | None) -> str | None:
+    if value is not None and not value.strip():
+        raise typer.BadParameter("a model has a name")
     return value if value is None else check_model(value)
 
 
@@ -112,7 +116,7 @@ HoldsOn = Annotated[
     ),
 ]
 Tau = Annotated[float, typer.Option(rich_help_panel=BASICS, callback=_tau, help="The faithfulness to reach, between 0 and 1.")]
-Pairs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, help="Discovery pairs per behaviour.")]
+Pairs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_PAIRS, help="Discovery pairs per behaviour.")]
 Prefilter = Annotated[
     str,
     typer.Option(
@@ -127,7 +131,7 @@ Seed = Annotated[
     typer.Option(
         rich_help_panel=REPRODUCIBILITY,
         min=0,
-        callback=_seed,
+        max=MOST_SEED,
         help="Random seed: it picks the pairs and all that is drawn.",
     ),
 ]
@@ -153,10 +157,11 @@ Policy = Annotated[
     ),
 ]
 Rollouts = Annotated[
-    int, typer.Option(rich_help_panel=BUDGET, min=0, help="A policy's sampled rollouts, besides the greedy one.")
+    int,
+    typer.Option(rich_help_panel=BUDGET, min=0, max=MOST_AT_ONCE, help="A policy's sampled rollouts, besides the greedy one."),
 ]
-Transitions = Annotated[int, typer.Option(rich_help_panel=EXPERT, min=1, help="Environment steps per iteration.")]
-Envs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, help="Episodes side by side.")]
+Transitions = Annotated[int, typer.Option(rich_help_panel=EXPERT, min=1, max=MOST_STEPS, help="Environment steps per iteration.")]
+Envs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side.")]
 Half = Annotated[
     bool,
     typer.Option(
@@ -165,18 +170,27 @@ Half = Annotated[
 ]
 Margin = Annotated[
     float,
-    typer.Option(rich_help_panel=EXPERT, callback=_finite, help="The agent's target lies this far below the candidates' own f."),
+    typer.Option(
+        rich_help_panel=EXPERT,
+        min=-1,
+        max=1,
+        callback=finite,
+        help="The agent's target lies this far below the candidates' own f.",
+    ),
 ]
 LearningRate = Annotated[
-    float, typer.Option(rich_help_panel=EXPERT, min=0, callback=_finite, help="At the start; it falls linearly to zero.")
+    float, typer.Option(rich_help_panel=EXPERT, min=0, max=1, callback=finite, help="At the start; it falls linearly to zero.")
 ]
 Entropy = Annotated[
-    float, typer.Option(rich_help_panel=EXPERT, min=0, callback=_finite, help="Coefficient of the entropy bonus.")
+    float,
+    typer.Option(rich_help_panel=EXPERT, min=0, max=MOST_COEFFICIENT, callback=finite, help="Coefficient of the entropy bonus."),
 ]
 
 # ---- the work and what becomes of it --------------------------------------------------------------------------------
 
-Jobs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, help="Worker processes; several can share one GPU.")]
+Jobs = Annotated[
+    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_JOBS, help="Worker processes; several can share one GPU.")
+]
 Ray = Annotated[
     str | None,
     typer.Option(
@@ -185,18 +199,28 @@ Ray = Annotated[
         show_default=False,
     ),
 ]
-SaveEvery = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, help="Iterations between two saves.")]
+SaveEvery = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_STEPS, help="Iterations between two saves.")]
 Resume = Annotated[bool, typer.Option("--resume", rich_help_panel=BUDGET, help="Go on with what was left in --out.")]
 SecondsThenResume = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=BUDGET, min=0, help="Save and end after so many seconds; go on with --resume.", show_default=False
+        rich_help_panel=BUDGET,
+        min=0,
+        max=MOST_SECONDS,
+        callback=finite,
+        help="Save and end after so many seconds; go on with --resume.",
+        show_default=False,
     ),
 ]
 SecondsThenRepeat = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=BUDGET, min=0, help="Save and end after so many seconds; go on with the same command.", show_default=False
+        rich_help_panel=BUDGET,
+        min=0,
+        max=MOST_SECONDS,
+        callback=finite,
+        help="Save and end after so many seconds; go on with the same command.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=BASICS, help="Print JSON for machines.")]

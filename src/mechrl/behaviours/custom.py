@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
+from mechrl.behaviours.together import together
 from mechrl.errors import MechRLError
 from mechrl.reading import read_bytes
 
@@ -162,17 +163,7 @@ def recurring(rows: Sequence[Row]) -> int:
 
 def _deal_groups(rows: Sequence[Row], original: Sequence[Row] | None = None) -> tuple[Row, ...]:
     """Rows that share a prompt go together; `original`: what to hand back instead of them."""
-    group: dict[str, str] = {}  # prompt -> a prompt that stands for its group
-
-    def stands_for(prompt: str) -> str:
-        while group.setdefault(prompt, prompt) != prompt:
-            prompt = group[prompt]
-        return prompt
-
-    for row in rows:
-        group[stands_for(row.clean)] = stands_for(row.corrupt)
-    groups = sorted({stands_for(row.clean) for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    group = together((row.clean, row.corrupt) for row in rows)
+    groups = sorted({group[row.clean] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    return tuple(
-        replace(kept, part=parts[stands_for(row.clean)]) for row, kept in zip(rows, original or rows, strict=True)
-    )
+    return tuple(replace(kept, part=parts[group[row.clean]]) for row, kept in zip(rows, original or rows, strict=True))

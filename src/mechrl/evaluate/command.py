@@ -12,6 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_AT_ONCE, MOST_EDGES, MOST_STEPS
 from mechrl.saving import not_saved
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 
@@ -20,7 +21,9 @@ def validate_command(
     circuit: Annotated[Path, typer.Argument(help="A circuit.json.", show_default=False)],
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
-    random: Annotated[int, typer.Option(min=20, rich_help_panel=options.BUDGET, help="Random circuits of each kind.")] = 20,
+    random: Annotated[
+        int, typer.Option(min=20, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Random circuits of each kind.")
+    ] = 20,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -43,7 +46,7 @@ def validate_command(
     except MechRLError as exc:
         raise MechRLError(f"{circuit}: {exc}") from exc
     with working(f"loading {model or found.model}"):
-        loaded = load_model(model or found.model, device=device)
+        loaded = load_model(model or found.model, device=device, revision=found.revision if model is None else None)
     found.check_model(loaded)
     with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
         result = validate(found, loaded, chosen, random, seed, report=live.show)
@@ -84,6 +87,7 @@ def compare_command(
         typer.Option(
             "--k",
             min=1,
+            max=MOST_EDGES,
             rich_help_panel=options.BUDGET,
             help="Candidate edges by each score. [default: 3000; a policy's own]",
             show_default=False,
@@ -91,7 +95,9 @@ def compare_command(
     ] = None,
     policy: options.Policy = None,
     rollouts: options.Rollouts = 16,
-    iterations: Annotated[int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Of a policy's adaptation.")] = 80,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of a policy's adaptation.")
+    ] = 80,
     out: Annotated[
         Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables.")
     ] = Path("runs/compare"),

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from mechrl.errors import MechRLError
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.work import Cell, Place
+from mechrl.ranges import check_seed
 
 Target = Literal["discovery", "test", "paper"]
 # Settings of the searches, by the names that tables have for them
@@ -227,9 +228,9 @@ def parse_seeds(text: str) -> list[int]:
         seeds = list(dict.fromkeys(int(s) for s in text.split(",") if s.strip()))
     except ValueError:
         seeds = []
-    if not seeds or min(seeds) < 0:
+    if not seeds:
         raise MechRLError(f"--seeds takes numbers such as 0,1,2; got {text!r}")
-    return seeds
+    return [check_seed(seed) for seed in seeds]
 
 
 TARGETS: tuple[str, ...] = get_args(Target)[:2]  # those that users choose among

@@ -119,6 +119,7 @@ class Model:
     unembedding: Tensor  # [V, d]
     checksum: str = ""  # sha256 over the weights as loaded
     tokenizer: Tokenizer | None = None
+    commit: str | None = None  # of the hub's repository, if it came from there: a name or a branch may mean other weights tomorrow
 
     @property
     def graph(self) -> Graph:

@@ -56,7 +56,7 @@ def load_model(
     or a hub id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or
     commit. `bos`: whether prompts open with a first token; `auto` is the model's own convention.
     """
-    name, device = check_model(str(name)), resolve_device(device)
+    name, device, commit = check_model(str(name)), resolve_device(device), None
     local = _path(name)
     if revision is not None and (name in ("toy", "smollm2") or name.endswith(".gguf") or local.is_dir()):
         raise MechRLError(f"{name}: a revision can be chosen for hub ids only; leave it out")
@@ -70,12 +70,14 @@ def load_model(
     elif name.endswith(".gguf"):
         config, tensors, tokenizer = gguf.read(local)
     else:
-        config, tensors, tokenizer = _directory(local if local.is_dir() else _snapshot(name, revision))
+        folder = local if local.is_dir() else _snapshot(name, revision)
+        commit = None if folder == local else _commit(folder)
+        config, tensors, tokenizer = _directory(folder)
 
     if dtype == torch.float64:  # widened first, so that the folding of the norms into the weights is exact too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model = _build(name, config, tensors)
-    return replace(model, tokenizer=tokenizer and tokenizer.opened(bos)).to(device, dtype)
+    return replace(model, tokenizer=tokenizer and tokenizer.opened(bos), commit=commit).to(device, dtype)
 
 
 def _build(name: str, config: Any, tensors: dict[str, Tensor]) -> Model:
@@ -157,6 +159,11 @@ def _snapshot(name: str, revision: str | None) -> Path:
         ) from exc
     except OSError as exc:  # HTTP errors and the disk's
         raise MechRLError(f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory") from exc
+
+
+def _commit(snapshot: Path) -> str | None:
+    """The commit that a branch or a tag was resolved to: the hub's cache has a folder for each."""
+    return snapshot.name if re.fullmatch(r"[0-9a-f]{40}", snapshot.name) else None
 
 
 def _directory(directory: Path) -> Parts:

@@ -11,6 +11,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_STEPS, MOST_WIDTH
 from mechrl.saving import answer_kept, keep
 from mechrl.search.command import answer_circuit
 from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
@@ -41,7 +42,10 @@ Trades = Annotated[
     ),
 ]
 K = Annotated[
-    int | None, typer.Option("--k", min=1, help="Candidate edges by each score. [default: as in training]", show_default=False)
+    int | None,
+    typer.Option(
+        "--k", min=1, max=MOST_EDGES, help="Candidate edges by each score. [default: as in training]", show_default=False
+    ),
 ]
 Prefilter = Annotated[
     str | None,
@@ -58,37 +62,66 @@ def train_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "train",
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/train"),
-    iterations: Annotated[int, typer.Option(min=1, help="Rollouts, each followed by an update.")] = 1200,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Rollouts, each followed by an update.")] = 1200,
     transitions: options.Transitions = 512,
     envs: options.Envs = 32,
-    k: Annotated[int, typer.Option("--k", min=1, help="Candidate edges by each score.")] = 3000,
+    k: Annotated[int, typer.Option("--k", min=1, max=MOST_EDGES, help="Candidate edges by each score.")] = 3000,
     prefilter: options.Prefilter = "metric",
     spare: Annotated[
-        float, typer.Option(min=0, help="Take the fewest candidates whose f is at most this much lower than that of all; 0: all.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=options.finite,
+            help="Take the fewest candidates whose f is at most this much lower than that of all; 0: all.",
+        ),
     ] = 0.0,
     pairs: options.Pairs = 20,
     margin: options.Margin = 0.0,
     tau_high: Annotated[
-        float, typer.Option(min=0, max=1, help="The agent's target is never higher than this: the f that circuits shall have.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=options.finite,
+            help="The agent's target is never higher than this: the f that circuits shall have.",
+        ),
     ] = 0.98,
     best_so_far: Annotated[
         bool, typer.Option("--best-so-far", help="Reward the best circuit of an episode so far, not the one it is at.")
     ] = False,
     give_up: Annotated[
-        float | None, typer.Option(min=0, help="End an episode whose f is this far below the agent's target.")
+        float | None,
+        typer.Option(
+            min=0, max=MOST_COEFFICIENT, callback=options.finite, help="End an episode whose f is this far below the agent's target."
+        ),
     ] = None,
     log_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the size's reward that goes by log k: small circuits count for more.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=options.finite,
+            help="Share of the size's reward that goes by log k: small circuits count for more.",
+        ),
     ] = 0.0,
     look_again: Annotated[
         float,
         typer.Option(
             min=0,
+            max=1,
+            callback=options.finite,
             help="Score the edges anew, at the circuit itself, whenever it has shrunk to this part of what it was; below 1, 0: never.",
         ),
     ] = 0.0,
     prior: Annotated[
-        float, typer.Option(min=0, help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.")
+        float,
+        typer.Option(
+            min=0,
+            max=MOST_COEFFICIENT,
+            callback=options.finite,
+            help="How strongly the untrained agent prefers to cut edges of low |score|; 0: uniformly.",
+        ),
     ] = 0.0,
     take_back: Annotated[
         bool, typer.Option("--take-back", help="Take back cuts that leave f below the agent's target. Needs --parts.")
@@ -100,12 +133,17 @@ def train_command(
         bool,
         typer.Option("--trades", help="One more action: measure single edges, bring a few back, cut more. Needs --take-back."),
     ] = False,
-    pass_cost: Annotated[float, typer.Option(min=0, help="What every pass costs of the reward.")] = 0.0,
-    max_steps: Annotated[int, typer.Option(min=1, help="Decisions in an episode.")] = 150,
+    pass_cost: Annotated[
+        float, typer.Option(min=0, max=MOST_COEFFICIENT, callback=options.finite, help="What every pass costs of the reward.")
+    ] = 0.0,
+    max_steps: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
     entropy: options.Entropy = 0.01,
-    gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount; with a small budget a smaller one learns sooner.")] = 0.99,
-    width: Annotated[int, typer.Option(min=1, help="Of the policy's hidden layers (H).")] = 128,
+    gamma: Annotated[
+        float,
+        typer.Option(min=0, max=1, callback=options.finite, help="Discount; with a small budget a smaller one learns sooner."),
+    ] = 0.99,
+    width: Annotated[int, typer.Option(min=1, max=MOST_WIDTH, help="Of the policy's hidden layers (H).")] = 128,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     half: options.Half = False,
@@ -260,7 +298,7 @@ def adapt_command(
     model: options.Model = "toy",
     policy: options.Policy = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Of training. [default: 80, from scratch 200]", show_default=False)
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Of training. [default: 80, from scratch 200]", show_default=False)
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="The control: start from an untrained policy of the same width and prior.")

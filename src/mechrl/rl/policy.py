@@ -36,12 +36,12 @@ from torch import Tensor, nn
 from mechrl.attribution import ORDERS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.ranges import MOST_WIDTH
 from mechrl.reading import made_of, read_json
 from mechrl.rl import kernels
 from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, PART, TRADE, Actions, Task
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
-MOST_WIDTH = 4096
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
 _EDGES_AT_ONCE = 2**19  # of states that have tables of their own: 128 states of four thousand candidates
 

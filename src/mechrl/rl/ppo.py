@@ -28,6 +28,7 @@ from torch import Tensor
 
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.ranges import check_seed
 from mechrl.reading import parse_json
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
@@ -55,6 +56,7 @@ class PPOConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.transitions % self.envs or self.transitions % self.minibatches:
             raise MechRLError(
                 f"{self.transitions} transitions do not divide evenly among {self.envs} environments and {self.minibatches} minibatches"

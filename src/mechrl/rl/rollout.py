@@ -29,6 +29,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.ranges import check_seed
 from mechrl.reading import made_of, read_json
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STATE_AND_SPENT, STOP, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.journal import Journal
@@ -63,6 +64,7 @@ class Deployment:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
         if self.rollouts < 0:
             raise MechRLError("the number of rollouts cannot be negative")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -351,6 +353,7 @@ def deploy_together(
         return Circuit(
             model=model.name,
             checksum=model.checksum,
+            commit=model.commit,
             graph=model.graph,
             d_model=model.spec.d_model,
             behaviour=behaviour.name,

@@ -12,6 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
@@ -52,6 +53,7 @@ def search_command(
             "--k",
             rich_help_panel=options.BUDGET,
             min=1,
+            max=MOST_EDGES,
             help="Candidate edges by each score; doubled until they reach tau together.",
         ),
     ] = 3000,
@@ -66,6 +68,8 @@ def search_command(
         typer.Option(
             rich_help_panel=options.EXPERT,
             min=0,
+            max=MOST_COEFFICIENT,
+            callback=options.all_finite,
             help="ACDC's threshold; repeatable. [default: 0.001, 0.003 and 0.01]",
             show_default=False,
         ),
@@ -75,6 +79,7 @@ def search_command(
         typer.Option(
             rich_help_panel=options.EXPERT,
             min=1,
+            max=MOST_PAIRS,
             help="Decide by so many pairs, drawn afresh while the search runs.",
             show_default=False,
         ),

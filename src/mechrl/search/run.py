@@ -25,6 +25,7 @@ from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import one_of
+from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import candidate_set, greedy_search, top_n_search
@@ -67,8 +68,9 @@ class Settings:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
         if self.minibatch is not None and not 0 < self.minibatch < self.pairs:
             raise MechRLError(f"a minibatch must be smaller than the {self.pairs} pairs it is drawn from, not {self.minibatch}")
-        if not self.thresholds:
-            raise MechRLError("ACDC needs at least one threshold")
+        if not self.thresholds or not all(0 <= threshold < float("inf") for threshold in self.thresholds):
+            raise MechRLError("ACDC needs at least one threshold, each a number from 0 on")
+        check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(self) | {"thresholds": list(self.thresholds)}
@@ -228,6 +230,7 @@ class Session:
         return Circuit(
             model=problem.model.name,
             checksum=problem.model.checksum,
+            commit=problem.model.commit,
             graph=problem.model.graph,
             d_model=problem.model.spec.d_model,
             behaviour=problem.behaviour.name,

@@ -202,7 +202,7 @@ def _models(circuits: list[Circuit], given: str | None, device: str) -> list[Mod
                 if name == "smollm2" and not here:
                     raise MechRLError("would be fetched")
                 with working(f"loading {name}"), _offline():
-                    loaded[name] = load_model(name, device=device)
+                    loaded[name] = load_model(name, device=device, revision=circuit.revision)
             circuit.check_model(loaded[name])
         except MechRLError as exc:
             return (

@@ -1,0 +1,144 @@
+"""Killed with -9 at any moment and resumed: what comes of it is what a run that was never killed comes to, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mechrl.circuit import Circuit
+from tests.fuzz.readers import make_gguf
+from tests.search.model import write_model
+
+# States are first saved after ten seconds, which these runs do not take: here after every step.
+RUN = """
+import mechrl.search.command as command
+from mechrl import cli
+command._SAVE_EVERY = 0.0
+cli.main()
+"""
+MODEL = ["--model", "model", "--device", "cpu", "--force"]
+SMALL = ["--k", "40", "--pairs", "4", "--transitions", "16", "--envs", "4", "--save-every", "1"]
+COMMANDS = {
+    "blockwise": ["search", "blockwise", "ioi", "--pairs", "4", *MODEL],
+    "edge-pruning": ["search", "edge-pruning", "ioi", "--pairs", "4", "--k", "60", *MODEL],
+    "adapt": ["adapt", "ioi", "--iterations", "4", "--rollouts", "1", *SMALL, *MODEL],
+    "train": ["train", "--behaviours", "ioi,acronyms", "--iterations", "6", "--width", "16", *SMALL, *MODEL],
+}
+SAVED = ("state.safetensors", "checkpoint.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "model", layers=2)
+
+
+def start(command: list[str], out: str, threads: int) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *command, "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def finish(process: subprocess.Popen) -> None:
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, said
+
+
+def kill_soon_after_a_save(command: list[str], threads: int) -> bool:
+    """Kills it as soon as it has saved something new; whether there was anything left to kill."""
+    paths = [Path("killed", name) for name in SAVED]
+    before = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+    process = start(command, "killed", threads)
+    while process.poll() is None:
+        if [path.stat().st_mtime_ns if path.exists() else 0 for path in paths] != before:
+            break
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    return process.returncode == -9
+
+
+def saved() -> bool:
+    return any(Path("killed", name).exists() for name in SAVED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "threads"), [("blockwise", 1), ("edge-pruning", 1), ("adapt", 1), ("train", 1), ("train", 2), ("train", 3)]
+)
+def test_killed_and_resumed_equals_straight(name: str, threads: int) -> None:
+    command = COMMANDS[name]
+    straight = start(command, "straight", threads)
+    kills = 0
+    for _ in range(2):
+        kills += kill_soon_after_a_save([*command, *["--resume"] * saved()], threads)
+    finish(straight)
+    if saved():
+        finish(start([*command, "--resume"], "killed", threads))
+    assert kills
+    if name != "train":
+        found, expected = (Circuit.load(Path(folder, "circuit.json")).to_json() for folder in ("killed", "straight"))
+        assert found | {"seconds": 0} == expected | {"seconds": 0}
+    if name in ("train", "adapt"):
+        for file in ("model.safetensors", "checkpoint.safetensors"):
+            mine, other = (load_file(Path(folder, file)) for folder in ("killed", "straight"))
+            assert all((mine[key] == other[key]).all() for key in mine | other)
+        rows = [json.loads(line)["iteration"] for line in Path("killed/metrics.jsonl").read_text().splitlines()]
+        assert rows == list(range(1, len(rows) + 1))
+    left = [path.name for path in Path("killed").rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"]
+    assert not left
+
+
+FETCH = """
+import hashlib, sys, time
+from mechrl.models import smollm2
+smollm2.GGUF_SHA256 = sys.argv[1]
+convert = smollm2._convert
+def slowly(source, target):
+    convert(source, target)
+    print("converted", flush=True)
+    time.sleep(float(sys.argv[2]))
+smollm2._convert = slowly
+print(smollm2.directory(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_concurrent_fetches_of_smollm2_convert_it_once(tmp_path: Path) -> None:
+    """One is killed before it has moved its work into place, and leaves nothing that the others trip over."""
+    import hashlib
+
+    make_gguf(tmp_path)
+    checksum = hashlib.sha256((tmp_path / "model.gguf").read_bytes()).hexdigest()
+    environment = os.environ | {"MECHRL_SMOLLM2_GGUF": str(tmp_path / "model.gguf"), "OMP_NUM_THREADS": "1"}
+
+    def fetch(seconds: float) -> subprocess.Popen:
+        command = [sys.executable, "-c", FETCH, checksum, str(seconds)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    first = fetch(1000)
+    assert first.stdout is not None and first.stdout.readline() == "converted\n"
+    others = [fetch(0.2) for _ in range(3)]
+    time.sleep(0.5)
+    first.kill()
+    first.communicate()
+    said = [process.communicate(timeout=200)[0] for process in others]
+    assert [process.returncode for process in others] == [0, 0, 0]
+    assert sum(text.count("converted") for text in said) == 1
+    folder = tmp_path / "cache" / f"smollm2-{checksum[:8]}"
+    assert all(text.splitlines()[-1] == str(folder) for text in said)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [folder.name, "smollm2.lock"]
