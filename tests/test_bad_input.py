@@ -246,7 +246,7 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("reproduce --report-only --out out", 1),
         ("export circuit.json", 1),
         ("export circuit.json circuit.json --eap-ig out.json", 1),
-        ("view circuit.json circuit.json circuit.json", 1),
+        ("view circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json", 1),
         ("view circuit.json --model toy --no-model", 1),
         ("view", 2),
         ("behaviours --pairs 0", 2),

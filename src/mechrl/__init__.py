@@ -130,13 +130,14 @@ def validate(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Validity:
-    """Is a circuit real? Necessity, specificity, recovery, generalisation, as `mechrl validate` prints them.
+    """Is a circuit real? A verdict, necessity, specificity, recovery, generalisation, as `mechrl validate` prints them.
 
     random: circuits of each kind to hold it against.
     """
-    from mechrl.evaluate.validity import validate as battery
+    from mechrl.evaluate.setting import Setting
+    from mechrl.evaluate.verdict import validate_and_judge
 
-    return battery(circuit, model, behaviour, random, seed, report)
+    return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, report)
 
 
 @dataclass(frozen=True)

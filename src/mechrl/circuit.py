@@ -176,6 +176,28 @@ class Circuit:
             raise MechRLError(f"{given} has other rows than the circuit was found with; leave --behaviour away, it has its own")
         return mine
 
+    # ---- as others want it ------------------------------------------------------------------------------------------
+
+    def rows_of_edges(self) -> list[dict[str, Any]]:
+        """A dict for every kept edge: `source`, `target`, `channel`, `score`, `live`; the strongest first."""
+        return views().rows(self)
+
+    def to_dataframe(self) -> Any:
+        """The same as a `pandas.DataFrame`."""
+        return views().to_dataframe(self)
+
+    def to_networkx(self) -> Any:
+        """The edges on a path as a `networkx.MultiDiGraph`."""
+        return views().to_networkx(self)
+
+    def run(self, model: Model, prompt: str, corrupt: str, top: int = 5) -> Any:
+        """What the circuit says to a prompt of yours, beside the model; `corrupt` is what it is told where it has no edge."""
+        return views().run(self, model, prompt, corrupt, top)
+
+    def transformer_lens_hooks(self, corrupted: Any) -> list[Any]:
+        """`fwd_hooks` for TransformerLens that ablate every component outside the circuit; `corrupted` is the cache of that run."""
+        return views().transformer_lens_hooks(self, corrupted)
+
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -326,6 +348,13 @@ class Circuit:
             "edges": edges,
         }
         write_atomically(Path(path), _encode(file))
+
+
+def views() -> Any:
+    """Loaded when asked for: it runs the engine, a circuit file does not."""
+    from mechrl import circuit_views
+
+    return circuit_views
 
 
 class _Fields:

@@ -28,3 +28,38 @@ def test_tables_fit_and_figures_show(chromium, tmp_path, model):
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 300)")
     assert len([r for r in requests if not r.startswith("data:")]) == 1
     context.close()
+
+
+def test_it_opens_with_findings_and_ends_with_provenance(chromium, tmp_path):
+    view = made_up(tmp_path, model="gpt2", plan=Plan(costly_seeds=(0, 1)))
+    window = chromium.new_page(viewport={"width": 1280, "height": 900})
+    window.goto(write_report(view, tmp_path).report.as_uri())
+    top = window.evaluate("[...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert top[0] == "findings" and top[-1] == "provenance"
+    sentences = window.locator(".findings li").all_inner_texts()
+    assert 3 <= len(sentences) <= 5 and all(s.endswith(".") for s in sentences)
+    assert window.locator("#findings img").count() == 1
+    assert window.locator(".findings").bounding_box()["y"] < 500  # on the first screen
+    assert "command" not in window.inner_text("#findings")
+    window.close()
+
+
+def test_no_heading_is_broken_inside_a_word(chromium, tmp_path):
+    """Every word of a heading is one line high."""
+    view = made_up(tmp_path, model="gpt2", plan=Plan(costly_seeds=(0, 1)))
+    window = chromium.new_page(viewport={"width": 1280, "height": 900})
+    window.goto(write_report(view, tmp_path).report.as_uri())
+    broken = window.evaluate("""() => [...document.querySelectorAll('th')].flatMap(th => {
+      const walker = document.createTreeWalker(th, NodeFilter.SHOW_TEXT), broken = [];
+      for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        for (const word of node.data.matchAll(/[\\p{L}\\d]+/gu)) {
+          const range = document.createRange();
+          range.setStart(node, word.index);
+          range.setEnd(node, word.index + word[0].length);
+          if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) broken.push(word[0]);
+        }
+      }
+      return broken;
+    })""")
+    assert broken == []
+    window.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 
 import numpy as np
@@ -261,11 +262,30 @@ def test_attention_of_a_head_on_a_prompt(visit, toy: dict) -> None:
         assert v.locator(".attention p").inner_text().startswith("The last token looks at")
         pictures.add(v.locator(".attention canvas").evaluate("c => c.toDataURL()"))
     assert len(pictures) > 1
-    box = v.locator(".attention canvas").bounding_box()
-    v.mouse.move(box["x"] + 90, box["y"] + box["height"] - 10)
-    assert ": " in v.locator(".attention p").inner_text()
+    for run in ("clean", "circuit"):
+        v.click(f"[aria-label=Run] [data-key={run}]")
+        check_attention_under_the_pointer(v, toy, 0, run)
     v.click("[aria-label=Prompt] [data-key='2']")
     assert v.get_attribute("[aria-label=Prompt] [data-key='2']", "aria-checked") == "true"
+
+
+def check_attention_under_the_pointer(v, toy: dict, pair: int, run: str) -> None:
+    """The number beside the tokens is that of the data, for every third cell of the lower triangle."""
+    tokens = toy["pairs"][pair]["corrupt" if run == "corrupt" else "clean"]
+    n, stored = len(tokens), base64.b64decode(toy["attention"]["pairs"][pair][run])
+    v.locator(".attention canvas").scroll_into_view_if_needed()
+    box = v.locator(".attention canvas").bounding_box()
+    first = v.evaluate("document.querySelector('.attention canvas').width") / v.evaluate("devicePixelRatio")
+    cell = next(c for c in range(26, 1, -1) if first - c * n >= 0 and (first - c * n) <= 80)
+    left = first - cell * n
+    cells = [(q, k) for q in range(n) for k in range(q + 1)][::3]
+    assert len({stored[q * (q + 1) // 2 + k] for q, k in cells}) > 3
+    for q, k in cells:
+        v.mouse.move(box["x"] + left + (k + 0.5) * cell, box["y"] + left + (q + 0.5) * cell)
+        expected = stored[q * (q + 1) // 2 + k] / 255
+        said = f"“{tokens[q].strip()}” looks at “{tokens[k].strip()}”: "
+        shown = v.locator(".attention p").inner_text()
+        assert shown.startswith(said) and abs(float(shown[len(said) :]) - expected) <= 0.005 + 1e-9
 
 
 def test_without_a_model_it_says_why(visit) -> None:

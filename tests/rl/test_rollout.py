@@ -133,7 +133,7 @@ def test_deployments_trade_where_the_agent_takes_back_and_are_asked_to(model):
 
     cut, traded = (find(knows_parts, takes_back, trades) for trades in (False, True))
     assert (cut.settings["trades"], traded.settings["trades"]) == (False, True)
-    assert traded.edges < cut.edges and traded.passes > cut.passes and traded.faithfulness >= traded.tau - 1e-6
+    assert len(traded) < len(cut) and traded.passes > cut.passes and traded.faithfulness >= traded.tau - 1e-6
     once, again = (find(agent(), REWARD, trades) for trades in (False, True))  # the paper's agent cannot
     assert not again.settings["trades"] and np.array_equal(once.mask, again.mask) and once.passes == again.passes
 

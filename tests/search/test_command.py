@@ -141,5 +141,5 @@ def test_the_target_test_is_met_on_validation_pairs(model: Path) -> None:
     on_discovery = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4))
     on_fresh = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4, holds_on="fresh"))
     assert on_discovery.faithfulness_validation is None
-    assert on_fresh.faithfulness_validation >= 0.9 and on_fresh.edges >= on_discovery.edges
+    assert on_fresh.faithfulness_validation >= 0.9 and len(on_fresh) >= len(on_discovery)
     assert on_fresh.passes > on_discovery.passes

@@ -110,7 +110,7 @@ def test_what_is_given_holds_for_the_circuits_it_fits(circuit: Path, out: Path, 
 def test_a_behaviour_that_is_not_known_is_done_without(out: Path, capsys: pytest.CaptureFixture) -> None:
     random_circuit(SMALL, 20, behaviour="/etc/passwd").save(out / "circuit.json")
     export_command([out / "circuit.json"], html=out / "page.html", device="cpu")
-    assert "not a built-in behaviour" in shown(out / "page.html")[0]["notes"][-1]
+    assert "is not built in; give its file by --behaviour" in shown(out / "page.html")[0]["notes"][-1]
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -131,7 +131,7 @@ def test_for_eap_ig(circuit: Path, out: Path, capsys: pytest.CaptureFixture) -> 
     [
         ({"circuits": ["missing.json"]}, "missing.json: no such file"),
         ({"circuits": ["truncated.json"]}, "truncated.json: not valid JSON, or cut short"),
-        ({"circuits": ["circuit.json"] * 3}, "one circuit or two"),
+        ({"circuits": ["circuit.json"] * 7}, "up to 6 circuits"),
         ({"model": "toy"}, "the circuit is of nowhere/nothing"),
         ({"model": "toy", "no_model": True}, "contradict"),
         ({"behaviour": "greater-than"}, "the circuit is of the behaviour 'ioi'"),

@@ -28,7 +28,7 @@ def validate_command(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Is a circuit real? Necessity, specificity, recovery of known components, generalisation; each with its chance level.
+    """Is a circuit real? A verdict in one line, then necessity, specificity, recovery, generalisation; each with its chance level.
 
     Examples:
 
@@ -37,7 +37,8 @@ def validate_command(
     - `mechrl validate circuit.json --behaviour mine.jsonl`
     """
     from mechrl.circuit import Circuit
-    from mechrl.evaluate.validity import validate
+    from mechrl.evaluate.setting import Setting
+    from mechrl.evaluate.verdict import validate_and_judge
     from mechrl.models import load_model
 
     found = Circuit.load(circuit)
@@ -49,11 +50,13 @@ def validate_command(
         loaded = load_model(model or found.model, device=device, revision=found.revision if model is None else None)
     found.check_model(loaded)
     with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
-        result = validate(found, loaded, chosen, random, seed, report=live.show)
+        result = validate_and_judge(found, Setting.of(loaded, chosen, found), random, seed, report=live.show)
     if as_json:
         answer_json(result.to_json())
     else:
         answer(result.headline)
+        assert result.verdict is not None
+        answer(f"verdict: {result.verdict.line}")
         answer_table(["check", "what", "value"], result.rows())
 
 

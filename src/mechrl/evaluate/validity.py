@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from mechrl.evaluate.spread import Spread, hypergeometric_at_least
 from mechrl.graph import Graph
 from mechrl.models.base import Model
 from mechrl.search.run import fresh
+
+if TYPE_CHECKING:
+    from mechrl.evaluate.verdict import Verdict
 
 N_RANDOM = 20
 
@@ -90,9 +93,12 @@ class Validity:
     recovery_reason: str  # why there is none
     variants: tuple[Elsewhere, ...]
     seconds: float
+    verdict: Verdict | None = None  # see evaluate/verdict.py
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        known = asdict(replace(self, verdict=None))
+        del known["verdict"]
+        return known if self.verdict is None else known | {"verdict": self.verdict.to_json()}
 
     @property
     def headline(self) -> str:
@@ -134,7 +140,7 @@ class Validity:
         rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         lines = [f"{check:<{widths[0]}}  {what:<{widths[1]}}  {value}".rstrip() for check, what, value in rows]
-        return "\n".join([self.headline, *lines])
+        return "\n".join([self.headline, *([self.verdict.line] if self.verdict else []), *lines])
 
 
 def random_circuits(graph: Graph, edges: np.ndarray, size: int, count: int, seed: int = 0, pruned: bool = False) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mechrl
+from mechrl.evaluate.findings import HEADLINE, findings
 from mechrl.evaluate.paper_figures import all_figures
 from mechrl.evaluate.paper_tables import all_tables
 from mechrl.evaluate.reproduce import View, agreements
@@ -54,7 +55,9 @@ def write_report(view: View, out: Path) -> Written:
     )
     if view.plan.quick:
         lead = f"A smoke run with tiny budgets: its numbers mean nothing. {lead}"
-    page = Page(f"MechRL on {model}", lead, facts, tables, figures, done, failed, total, view.command)
+    page = Page(
+        f"MechRL on {model}", lead, facts, tables, figures, done, failed, total, view.command, findings(view), HEADLINE
+    )
     path = out / "report.html"
     write_atomically(path, render(page).encode())
     return Written(path, _gist(view))

@@ -22,6 +22,8 @@ class Page:
     failed: Sequence[tuple[str, str]]  # cell and reason
     total: int
     command: str
+    findings: Sequence[str] = ()
+    headline: str = ""  # the name of the figure beside them
 
 
 def render(page: Page) -> str:
@@ -82,7 +84,8 @@ tbody td.first { font-weight: 500; }
 .sd { color: var(--soft); }
 .snug { font-size: 12.5px; } .snug th, .snug td { padding: 4px 4.5px; } .dense .sd { display: block; font-size: 11.5px; }
 .denser { font-size: 11.5px; } .denser th, .denser td { padding: 4px 3.5px; } .denser .sd { font-size: 10.5px; }
-.denser th { overflow-wrap: anywhere; }
+.denser th { font-size: 10.5px; hyphens: none; }
+.findings { font-size: 16.5px; padding-left: 24px; max-width: 84ch; } .findings li { margin: 7px 0; }
 figure { margin: 0; }
 figure img { display: block; width: 100%; max-width: 980px; height: auto; margin: 0 auto; background: #fff; border-radius: 6px;
   padding: 6px; }
@@ -97,12 +100,19 @@ figure img { display: block; width: 100%; max-width: 980px; height: auto; margin
 <main>
 <h1>{{ page.title }}</h1>
 <p class="lead">{{ page.lead }}</p>
-<dl>
-{% for name, value in page.facts %}
-<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% if page.findings %}
+<section id="findings">
+<h2>What was found</h2>
+<ol class="findings">
+{% for sentence in page.findings %}<li>{{ sentence }}</li>
 {% endfor %}
-<dt>command</dt><dd><code>{{ page.command }}</code></dd>
-</dl>
+</ol>
+{% for figure in page.figures if figure.name == page.headline %}
+<figure><img src="{{ uri('image/svg+xml', figure.svg) }}" alt="{{ figure.alt }}"></figure>
+<p class="caption"><a href="#{{ figure.name }}">{{ figure.title }}</a></p>
+{% endfor %}
+</section>
+{% endif %}
 {% set left = page.total - page.done - page.failed | length %}
 <p class="state{% if page.failed %} failed{% endif %}">
 {{ page.done }} of {{ page.total }} cells done{% if left %}, {{ left }} to go{% endif %}{% if page.failed %}, {{ page.failed | length }}
@@ -112,6 +122,7 @@ failed: <a href="#failed">which, and why</a>{% endif %}.</p>
 {% endfor %}
 {% for item in page.tables %}<li><a href="#{{ item.name }}">{{ item.title }}</a></li>
 {% endfor %}
+<li><a href="#provenance">Provenance</a></li>
 </ul></nav>
 {% for figure in page.figures %}
 <section id="{{ figure.name }}">
@@ -161,6 +172,15 @@ failed: <a href="#failed">which, and why</a>{% endif %}.</p>
 </tbody></table></div>
 </section>
 {% endif %}
+<section id="provenance">
+<h2>Provenance</h2>
+<dl>
+{% for name, value in page.facts %}
+<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% endfor %}
+<dt>command</dt><dd><code>{{ page.command }}</code></dd>
+</dl>
+</section>
 </main>
 </body>
 </html>

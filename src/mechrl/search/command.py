@@ -57,6 +57,15 @@ def search_command(
             help="Candidate edges by each score; doubled until they reach tau together.",
         ),
     ] = 3000,
+    attempts: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=options.BUDGET,
+            min=1,
+            help="Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
+            show_default=False,
+        ),
+    ] = None,
     seed: options.Seed = 0,
     prefilter: options.Prefilter = "union",
     whole_graph: Annotated[
@@ -101,16 +110,19 @@ def search_command(
     from mechrl import gate
     from mechrl.behaviours import get_behaviour
     from mechrl.files import write_atomically
-    from mechrl.models import load_model
+    from mechrl.models import load_model, resolve_device
     from mechrl.search.acdc import THRESHOLDS
     from mechrl.search.problem import Interrupted, State
-    from mechrl.search.run import Settings, check_continues, prepare
+    from mechrl.search.run import ATTEMPTS, Settings, check_continues, prepare
 
     chosen = get_behaviour(behaviour)
     if holds_on is None:
         holds_on = "fresh" if chosen.has_fresh else "discovery"
         if not chosen.has_fresh:
             say(f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone")
+    where = resolve_device(device)
+    if attempts is None:  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
+        attempts = 1 if method == "blockwise" and where.type == "cpu" else ATTEMPTS
     settings = Settings(
         method=method,  # type: ignore[arg-type]  # checked there, with a message for people
         tau=tau,
@@ -122,11 +134,12 @@ def search_command(
         holds_on=holds_on,  # type: ignore[arg-type]
         minibatch=minibatch,
         seed=seed,
+        attempts=attempts,
     )
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=where, bos=bos)  # type: ignore[arg-type]  # checked there
     warnings: tuple[str, ...] = ()
     with working(f"ranking the edges of {model} for {chosen.name}"):
         if about is not None:
@@ -225,7 +238,7 @@ def estimate(session: Session) -> str:
     engine.passes = charged
     low, high = (n * max(passes, 0.05) for n in _PASSES[session.settings.method])
     if session.settings.holds_on == "fresh":
-        high *= 3
+        high *= min(3, session.settings.attempts)
     first = f"{len(problem.pairs)} discovery pairs, {len(problem.candidates):,} candidate edges, {memory(problem.model.device)}"
     return f"{first}; about {low:,.0f} to {high:,.0f} passes of {a_pass:.2f} s: {duration(low * a_pass)} to {duration(high * a_pass)}"
 

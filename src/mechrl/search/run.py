@@ -54,6 +54,7 @@ class Settings:
     holds_on: HoldsOn = "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
     minibatch: int | None = None
     seed: int = 0
+    attempts: int = ATTEMPTS  # searches, each aiming higher, where f must hold on fresh pairs
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -64,6 +65,8 @@ class Settings:
             one_of(name, value, known)
         if not 0 < self.tau < 1:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
+        if self.attempts < 1:
+            raise MechRLError("there must be at least one attempt")
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
         if self.minibatch is not None and not 0 < self.minibatch < self.pairs:
@@ -77,6 +80,8 @@ class Settings:
         known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
         if self.method != "acdc":
             del known["thresholds"]
+        if self.attempts == ATTEMPTS:  # as it always was: files from before there was a choice are the same
+            del known["attempts"]
         return known
 
 
@@ -161,7 +166,7 @@ class Session:
                 others += [self.found] if self.found is not None else []
                 others += [self._read_back(found)] if short > 0 else []
             self.found = min([found, *others], key=lambda one: one.rank(self.settings.tau))
-            given_up = self.attempt == ATTEMPTS or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM
+            given_up = self.attempt >= self.settings.attempts or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM
             enough = self.found.validation >= self.settings.tau and len(found.edges) >= len(self.found.edges)
             if given_up or enough:
                 return state if self.found is found else self._state()

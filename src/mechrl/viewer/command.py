@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from mechrl.circuit import Circuit
     from mechrl.models.base import Model
 
+MOST_CIRCUITS = 6
+
 Circuits = Annotated[
-    list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or two to compare.", show_default=False)
+    list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or up to six to compare.", show_default=False)
 ]
 NoModel = Annotated[
     bool,
@@ -41,7 +44,7 @@ def view_command(
         bool, typer.Option(rich_help_panel=options.BASICS, help="Open a browser, or only print the address.")
     ] = True,
 ) -> None:
-    """Look at a circuit in the browser, or at two side by side. Ctrl-C ends it.
+    """Look at a circuit in the browser, or at several side by side. Ctrl-C ends it.
 
     Nothing leaves this machine: the page is served on loopback and asks for nothing else.
 
@@ -116,8 +119,8 @@ def export_command(
 
 
 def _document(paths: list[Path], model: str | None, behaviour: str | None, no_model: bool, device: str) -> str:
-    if len(paths) > 2:
-        raise MechRLError(f"one circuit or two can be shown, not {len(paths)}")
+    if len(paths) > MOST_CIRCUITS:
+        raise MechRLError(f"up to {MOST_CIRCUITS} circuits can be shown, not {len(paths)}")
     if no_model and model is not None:
         raise MechRLError("--model and --no-model contradict each other; leave one out")
     from mechrl.circuit import Circuit
@@ -143,8 +146,33 @@ def _document(paths: list[Path], model: str | None, behaviour: str | None, no_mo
             why += ": no f along the removal order, no answers, no attention patterns"
             say(f"{path}: {why}")
             data = circuit_data(circuit, None, None if isinstance(chosen, str) else chosen, why)
-        shown.append(data)
+        shown.append(data | {"file": path.name, "notes_of_reader": read_notes(path, circuit)})
     return page(shown)
+
+
+def notes_file(circuit: Path) -> Path:
+    """Where the reader's pins, names and groups are kept: beside the circuit."""
+    return circuit.with_name(f"{circuit.name.removesuffix('.gz').removesuffix('.json')}.notes.json")
+
+
+def read_notes(path: Path, circuit: Circuit) -> dict[str, Any]:
+    """The notes beside a circuit, if there are any: `pins`, a list of components; `names` and `groups`, a text for each."""
+    file = notes_file(path)
+    try:
+        told = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as exc:
+        raise MechRLError(f"{file}: cannot be read as JSON; save the notes again from the page, or remove the file") from exc
+    there = {*circuit.graph.source_names, "logits"}
+    texts = {key: told.get(key, {}) for key in ("names", "groups")} if isinstance(told, dict) else {}
+    pins = told.get("pins", []) if isinstance(told, dict) else None
+    if not isinstance(pins, list) or not all(
+        isinstance(t, dict) and all(isinstance(v, str) for v in t.values()) for t in texts.values()
+    ):
+        raise MechRLError(f"{file}: not the notes of a circuit; save them again from the page, or remove the file")
+    known = {key: {name: text for name, text in value.items() if name in there} for key, value in texts.items()}
+    return {"pins": [name for name in pins if isinstance(name, str) and name in there]} | known
 
 
 def _stops(live: Live, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mechrl import attribution
 from mechrl.behaviours.base import Behaviour, Pairs
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
@@ -30,6 +31,8 @@ TOP = 5  # answers
 _ATTENTION_BYTES = 6 * 2**20
 _CIRCUITS_PER_CALL = 4  # the engine's best on a CPU, and few enough that progress moves
 
+_ATTRIBUTION = "EAP-IG"  # what edges are ranked by where a circuit has no scores of its own
+
 Report = Callable[[int, int], None]  # circuits measured, of how many
 
 
@@ -42,6 +45,9 @@ def circuit_data(
 ) -> dict[str, Any]:
     """Everything about one circuit. `missing` says why there is no model or no behaviour, for the reader of the page."""
     replay = Replay(circuit)
+    importance, scored_by = circuit.importance(), "score" if circuit.scores is not None else ""
+    if not scored_by and circuit.attribution is not None:
+        importance, scored_by = circuit.attribution.astype(np.float64), _ATTRIBUTION
     try:
         data: dict[str, Any] = {
             "facts": _facts(circuit),
@@ -52,16 +58,19 @@ def circuit_data(
             "seed": circuit.pairs_seed,
             "n_pairs": int(circuit.pairs),
             "faithfulness": float(circuit.faithfulness),
-            "scored": circuit.scores is not None,
+            "scored": bool(scored_by),
+            "scored_by": scored_by,
             "sources": circuit.graph.source_names,
             "receivers": circuit.graph.receiver_names,
-            "edges": replay.edges(),
+            "edges": replay.edges(importance),
             "most": MOST_EDGES,
             "stops": {"size": replay.size, "live": replay.live.sum(1).tolist(), "f": None},
             "known": _known(circuit, behaviour),
             "notes": [*replay.notes, *([missing] if missing else [])],
             "pairs": [],
             "attention": None,
+            "file": "circuit.json",
+            "notes_of_reader": {},
         }
     except (TypeError, ValueError) as exc:
         raise MechRLError(f"the circuit of {circuit.behaviour!r} has a field of the wrong kind ({exc}); search again") from exc
@@ -71,6 +80,9 @@ def circuit_data(
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no prompts can be made for it")
         n, seed = data["n_pairs"], data["seed"]
         pairs = behaviour.pairs(model.tokenizer, n, seed, part="discovery", n_ctx=model.spec.n_ctx)
+        if not scored_by:  # a file from before circuits kept their attribution
+            scores = attribution.cached(Engine(model, pairs), pairs, behaviour.metric)
+            data |= {"edges": replay.edges(scores), "scored": True, "scored_by": _ATTRIBUTION}
         data["stops"]["f"], data["pairs"] = _answers(model, pairs, replay, report)
         if abs(data["stops"]["f"][-1] - circuit.faithfulness) > 0.005:
             data["notes"].append(
@@ -107,13 +119,14 @@ class Replay:
         if not self.live[-1].any():
             self.notes.append("No edge that was kept lies on a path from the input to the logits.")
 
-    def edges(self) -> dict[str, Any]:
-        """Column by column, every edge of the first stop. `stops`: at so many, from the first, is it on a path.
+    def edges(self, of: np.ndarray) -> dict[str, Any]:
+        """Column by column, every edge of the first stop. `of` [E]: how important they are. `stops`: at so many, from the first, is it on
+        a path.
 
         Circuits only shrink along the order, so an edge that has once left every path stays off.
         """
         shown = np.flatnonzero(self.there[0])
-        importance = self.circuit.importance()[shown]
+        importance = of[shown]
         if not np.isfinite(importance).all():
             raise MechRLError("the circuit has scores that are not numbers; search again")
         return {

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from mechrl.models.base import Model
 
 
+# The script is one function, in this order: what a file names at its top level, the later ones use.
+SCRIPTS = "dom data state pane replay threshold pointing component attention prompts tabs search notes picture link chrome main"
+
+
 def page(circuits: list[dict[str, Any]]) -> str:
-    """One self-contained HTML document with one circuit or two, each as `mechrl.viewer.data.circuit_data` gives it."""
-    template, style, script = (
-        files("mechrl.viewer").joinpath("page", name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
-    )
+    """One self-contained HTML document with one circuit or several, each as `mechrl.viewer.data.circuit_data` gives it."""
+    template, style = _read("page.html"), _read("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS.split()) + "})();\n"
     try:
         data = json.dumps({"circuits": circuits}, allow_nan=False, separators=(",", ":"))
     except ValueError as exc:
@@ -42,6 +45,10 @@ def page(circuits: list[dict[str, Any]]) -> str:
         parts[mark] = before + text
         template = after
     return "".join(parts.values()) + template
+
+
+def _read(name: str) -> str:
+    return files("mechrl.viewer").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def policy(style: str, script: str) -> str:
