@@ -21,6 +21,7 @@ from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import numpy as np
+import torch
 from rows import append, claimed, read, share
 
 from mechrl.agents.planner import records
@@ -38,7 +39,7 @@ from mechrl.search.run import Settings, search
 LOCKED = ("product-company", "element-symbol", "state-abbreviation", "workplace", "negative-prefix", "category", "first-letter", "abbreviation")
 DEVELOPED = (
     *("comparative", "opposite", "plural", "past-tense", "country-language", "capitalise", "male-female", "third-person"),
-    *("city-country", "adverb", "acronyms", "country-capital"),
+    *("city-country", "adverb", "acronyms", "country-capital", "gendered-pronoun", "greater-than"),
 )
 DRAWS = (0, 1, 2)
 FOLDS = 6
@@ -50,16 +51,20 @@ def folds(families: Sequence[str]) -> list[list[str]]:
     return [sorted(families)[i::FOLDS] for i in range(FOLDS)]
 
 
-def fit_all(folder: Path, out: Path, settings: FitSettings) -> None:
-    known = [r for r in records.read_all(folder) if r.family not in LOCKED]
-    rows: list[dict[str, Any]] = []
+def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings) -> None:
+    """A network without each fold of the families, and one of all; what they predict of the families they never saw."""
+    known = [r for r in records.read_all(folder / "records") if r.family not in LOCKED]
     for left_out in [*folds(records.families(known)), []]:
+        path = out / "networks" / f"without-{'-'.join(left_out) or 'nothing'}.safetensors"
+        if path.exists() or (claims is not None and not claimed(claims, path.name)):
+            continue
         kept = [r for r in known if r.family not in left_out]
-        model = fit(kept, settings, report=lambda epoch, line: print(f"without {','.join(left_out)}: {epoch} {line}", flush=True))
+        began = time.perf_counter()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = fit(kept, settings, device, report=lambda epoch, line: print(f"{path.stem[:30]}: {epoch} {line}", flush=True))
         about = {"without": left_out, "behaviours": sorted({r.behaviour for r in kept}), "settings": settings.to_json()}
-        save_model(out / "networks" / f"without-{'-'.join(left_out) or 'nothing'}.safetensors", model, about)
-        rows += assess(model, [r for r in known if r.family in left_out])
-    (out / "prediction.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        save_model(path, model, about | {"seconds": time.perf_counter() - began})
+        append(out / "prediction.jsonl", assess(model, [r for r in known if r.family in left_out]))
 
 
 def network_for(out: Path, family: str) -> Path:
@@ -179,7 +184,11 @@ def main() -> None:
     given = parser.parse_args()
     out = given.folders[-1]
     if given.what == "fit":
-        fit_all(given.folders[0], out, FitSettings(epochs=given.epochs, messages=given.messages))
+        (out / "networks").mkdir(parents=True, exist_ok=True)
+        if given.jobs > 1:
+            share(given.jobs)
+        else:
+            fit_all(given.folders[0], out, given.claims, FitSettings(epochs=given.epochs, messages=given.messages))
     elif given.what == "tables":
         (out / "tables.md").write_text(tables(out))
         print(tables(out))

@@ -29,8 +29,8 @@ from mechrl.models.base import Model
 class CollectSettings:
     pairs: int = 20
     fresh: int = 100
-    states: int = 8  # circuits of a walk
-    singles: int = 40  # cuts of one edge at a circuit
+    states: int = 10  # circuits of a walk
+    singles: int = 96  # cuts of one edge at a circuit, half of them the cheapest
     additions: int = 12
     sets: int = 28  # sets of cuts
     mixed: int = 12  # sets of cuts and additions

@@ -108,7 +108,7 @@ def losses(model: EditModel, example: Example, rng: np.random.Generator) -> dict
     members = max(1, int((example.cut.sum() + example.add.sum()) / len(example.cut)))
     rows = np.concatenate([[0], 1 + rng.permutation(len(example.cut) - 1)[: min(_EDITS, _MEMBERS // members)]])
     device = model.mean.device
-    there = lambda x, dtype=np.float32: torch.from_numpy(x[rows].astype(dtype)).to(device)  # noqa: E731
+    there = lambda x, dtype=np.float32: torch.from_numpy(x[rows].astype(dtype)).to(device, non_blocking=True)  # noqa: E731
     edges = model.edges(example.seen, example.graph)
     effect = model.effect(edges, there(example.cut), there(example.add))
     single, lost = there(example.single, np.int64), there(example.lost)

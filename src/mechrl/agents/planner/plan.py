@@ -36,7 +36,8 @@ OUTSIDE = 1000  # edges that may be added
 KAPPA = 0.7  # all of the slack is worth a circuit smaller by the factor exp(1 / κ)
 LEAST_SLACK = 0.002
 LAST = 0.05  # of log n: when planned edits promise less, what is left of f is spent
-BOLD, SAFE = 0.2, 0.9  # chances of success
+BOLDER = (1.5, 2.2)  # times as many edges
+BIAS = (-1.0, 2.0)  # its range, in σ
 ROOM = 0.02  # of f above the aim; with more a round is never the last, however little it has won
 PASSES_PER_EDGE = 20  # what a round may cost for every edge that goes
 MEASURED = 10  # cuts, when plans have failed
@@ -87,6 +88,9 @@ class Edits:
     sigma: np.ndarray
     gap: np.ndarray
 
+    def and_(self, other: Edits) -> Edits:
+        return Edits(*(np.concatenate([getattr(self, x), getattr(other, x)]) for x in self.__dataclass_fields__))
+
     def take(self, index: np.ndarray) -> Edits:
         return Edits(*(x[index] for x in (self.masks, self.size, self.added, self.mu, self.sigma, self.gap)))
 
@@ -123,7 +127,7 @@ class Planner:
         reach, found = 1.0, False  # how many cuts are thinkable, as a part of the circuit
         while not found and reach * n >= 1:
             edits = self._plan(episode, thought, reach)
-            found = edits is not None and self._try(episode, edits)
+            found = edits is not None and self._try(episode, thought, edits)
             smallest = n / 3 if edits is None else (n - edits.size.max()) / 2
             reach = min(reach / 3, smallest / n)
         if not found and not self._by_measuring(episode, thought):
@@ -163,20 +167,22 @@ class Planner:
         smaller = planned.size < n
         if worth[smaller].max(initial=0) < LAST:
             worth = succeeds * shrinks
+        if not smaller.any():
+            return None
         best = int(np.where(smaller, worth, -np.inf).argmax())
-        chosen: list[int] = []
+        goes = n - planned.size  # edges
+        chosen = [best]
+        # the network may be wrong by much: twice as many edges, half as many, and other additions
         for wanted in (
-            worth,
-            np.where(succeeds > BOLD, shrinks, -np.inf),
-            np.where(succeeds > SAFE, shrinks, -np.inf),
+            -np.abs(np.log(np.maximum(goes, 1) / (2 * goes[best]))),
+            -np.abs(np.log(np.maximum(goes, 1) / (goes[best] / 2))),
             np.where(planned.added != planned.added[best], worth, -np.inf),
         ):
-            value = np.where(smaller, wanted, -np.inf)
-            for i in chosen:  # something else
-                value[np.abs(planned.size - planned.size[i]) <= 0.08 * (n - planned.size[i])] = -np.inf
+            value = np.where(smaller, wanted + 1e-3 * succeeds, -np.inf)
+            value[chosen] = -np.inf
             if np.isfinite(value).any():
                 chosen.append(int(value.argmax()))
-        return planned.take(np.array(chosen)) if chosen else None
+        return planned.take(np.array(chosen))
 
     def _effects(self, thought: Thought, edits: list[tuple[np.ndarray, np.ndarray]]) -> Edits:
         alive, outside = thought.alive, thought.outside
@@ -201,27 +207,56 @@ class Planner:
 
     # ---- trying -----------------------------------------------------------------------------------------------------
 
-    def _try(self, episode: Episode, edits: Edits) -> bool:
-        """Measures edits, learns from them, and takes the best if any is good enough."""
-        f = self.start.f_of(edits.masks)
-        z = (_t(episode.f - f) - edits.mu) / edits.sigma
-        episode.bias = float(np.clip(0.6 * episode.bias + 0.4 * z.mean(), -2, 3))
+    def _try(self, episode: Episode, thought: Thought, edits: Edits) -> bool:
+        """Measures edits, learns from them, and takes the best if any is good enough. While the boldest is, still bolder ones are tried."""
+        f = self._measure(episode, edits)
+        while (bolder := self._bolder(episode, thought, edits, f)) is not None:
+            f = np.concatenate([f, self._measure(episode, bolder)])
+            edits = edits.and_(bolder)
         return self._take(episode, edits.masks, edits.size, f, edits.gap)
 
-    def _take(self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> bool:
+    def _measure(self, episode: Episode, edits: Edits) -> np.ndarray:
+        f = self.start.f_of(edits.masks)
+        z = (_t(episode.f - f) - edits.mu) / edits.sigma
+        episode.bias = float(np.clip(0.6 * episode.bias + 0.4 * z.mean(), *BIAS))
+        return f
+
+    def _bolder(self, episode: Episode, thought: Thought, edits: Edits, f: np.ndarray) -> Edits | None:
+        """Half as many edges again as the boldest, if that is what would be taken."""
         n = int(episode.mask.sum())
-        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
-        good = (f >= self._aim(gap)) & (size < n)
-        if not good.any():
+        boldest = int(edits.size.argmin())
+        if self._best(episode, edits.size, f, edits.gap) != boldest:
+            return None
+        goes = [round(factor * (n - int(edits.size[boldest]))) for factor in BOLDER]
+        cheap, promising = np.argsort(thought.cost, kind="stable"), np.argsort(-thought.gain, kind="stable")
+        added = int(edits.added[boldest])
+        some = [(cheap[: k + added], promising[:added]) for k in goes if k + added < n]
+        if not some:
+            return None
+        planned = self._effects(thought, some)
+        return planned if planned.size.min() < edits.size[boldest] else None
+
+    def _take(self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> bool:
+        i = self._best(episode, size, f, gap)
+        if i is None:
             return False
-        worth = np.log(n / np.maximum(size, 1)) + (f - episode.f) / (KAPPA * slack)
-        if worth[good].max() < LAST:  # the end is near
-            worth = np.log(n / np.maximum(size, 1)) + 1e-3 * (f - episode.f)
-        i = int(np.where(good, worth, -np.inf).argmax())
         episode.path.append(episode.mask)
         episode.mask, episode.f, episode.gap = masks[i], float(f[i]), float(gap[i])
         episode.note = f"{int(size[i])} edges"
         return True
+
+    def _best(self, episode: Episode, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> int | None:
+        """Which of the measured edits is worth most; None if none is good enough."""
+        n = int(episode.mask.sum())
+        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
+        good = (f >= self._aim(gap)) & (size < n)
+        if not good.any():
+            return None
+        shrinks = np.log(n / np.maximum(size, 1))
+        worth = shrinks + (f - episode.f) / (KAPPA * slack)
+        if worth[good].max() < LAST:  # the end is near
+            worth = shrinks + 1e-3 * (f - episode.f)
+        return int(np.where(good, worth, -np.inf).argmax())
 
     def _by_measuring(self, episode: Episode, thought: Thought) -> bool:
         """Costs and gains of a few edges, one pass each, and trades among them."""
