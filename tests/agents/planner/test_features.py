@@ -48,7 +48,7 @@ def test_features_do_not_depend_on_the_order_of_groups_or_of_edges_outside(kind:
     look = start.looker.look(mask, outside, 0.7)
     first = start.first.at(np.concatenate([look.alive, look.outside]))
     seen, n = see(start.graph, look, first), len(look.alive)
-    assert np.isfinite(seen.edges).all() and seen.edges.shape[0] == n + 20
+    assert seen.edges.isfinite().all() and seen.edges.shape[0] == n + 20
     other = replace(look, gains=look.gains[:, ::-1], outside_gains=look.outside_gains[::-1])
     assert np.allclose(see(start.graph, other, first).edges, seen.edges, atol=1e-5)
     turned = replace(look, outside=look.outside[::-1], outside_gains=look.outside_gains[:, ::-1])

@@ -61,7 +61,7 @@ class Optimist:
     def edges(self, seen, graph) -> Edges:
         nothing = torch.zeros(len(seen.edges))
         none = torch.zeros(len(seen.edges), 0)
-        return Edges(nothing, nothing, nothing, none, none, torch.from_numpy(seen.gains), seen.n, seen.f)
+        return Edges(nothing, nothing, nothing, none, none, seen.gains, seen.n, seen.f)
 
     def effect(self, edges, cut, add) -> Effect:
         zero = torch.zeros(len(cut))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mechrl.agents.planner.look import ALPHAS, Look, mean_and_rms, strength
 from mechrl.graph import Graph
@@ -37,8 +39,8 @@ class First:
 class Seen:
     """The network's input at one circuit."""
 
-    edges: np.ndarray  # [n + m, F] float32: the circuit's edges, then those outside
-    gains: np.ndarray  # [A, Q, n + m] float32, zero where not asked for
+    edges: Tensor  # [n + m, F] float32: the circuit's edges, then those outside
+    gains: Tensor  # [A, Q, n + m] float32, zero where not asked for
     source: np.ndarray  # [n + m] node that writes
     reader: np.ndarray  # [n + m] place that reads
     n: int
@@ -103,7 +105,8 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
         np.full(len(edges), look.f),
         np.full(len(edges), np.log(max(1 - look.f, 0) + 1e-3)),
     ]
-    return Seen(np.stack(columns, axis=1).astype(np.float32), gains, source, reader, n, look.f)
+    features = torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+    return Seen(features, torch.from_numpy(gains), source, reader, n, look.f)
 
 
 def rank(x: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,13 @@ class Example:
 
     seen: Seen
     graph: Graph
-    cut: np.ndarray  # [T, n] bool
-    add: np.ndarray  # [T, m] bool
-    lost: np.ndarray  # [T] f of the circuit − f after the edit
-    lost_fresh: np.ndarray  # [T] the same on fresh pairs, NaN where not measured
-    gap: np.ndarray  # [T] f − f on fresh pairs after the edit, NaN where not measured
-    single: np.ndarray  # [T] the one edge that was cut or added, −1 for other edits
+    cut: Tensor  # [T, n] bool
+    add: Tensor  # [T, m] bool
+    lost: Tensor  # [T] f of the circuit − f after the edit
+    lost_fresh: Tensor  # [T] the same on fresh pairs, NaN where not measured
+    gap: Tensor  # [T] f − f on fresh pairs after the edit, NaN where not measured
+    single: Tensor  # [T] the one edge that was cut or added, −1 for other edits
+    members: int  # edges of an average edit
 
     @classmethod
     def of(cls, record: Record) -> Example:
@@ -62,7 +63,16 @@ class Example:
         one = np.concatenate([record.cut, record.add], axis=1)
         single = np.where(one.sum(1) == 1, one.argmax(1), -1)
         lost, lost_fresh = record.f[0] - record.f, record.f_fresh[0] - record.f_fresh
-        return cls(seen, record.graph, record.cut, record.add, lost, lost_fresh, record.f - record.f_fresh, single)
+        lost, lost_fresh, gap = (torch.from_numpy(x.astype(np.float32)) for x in (lost, lost_fresh, record.f - record.f_fresh))
+        cut, add = torch.from_numpy(record.cut), torch.from_numpy(record.add)
+        members = max(1, int(one.sum()) // len(one))
+        return cls(seen, record.graph, cut, add, lost, lost_fresh, gap, torch.from_numpy(single), members)
+
+    def to(self, device: torch.device | str) -> Example:
+        """There, once: every step reads it."""
+        seen = replace(self.seen, edges=self.seen.edges.to(device), gains=self.seen.gains.to(device))
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Example(**vars(self) | tensors | {"seen": seen})
 
 
 def fit(
@@ -76,18 +86,18 @@ def fit(
         raise MechRLError("no records to fit to")
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
-    examples = [Example.of(record) for record in records]
+    examples = [Example.of(record).to(device) for record in records]
     model = EditModel(NetworkConfig(examples[0].seen.edges.shape[1], settings.hidden, messages=settings.messages))
-    some = np.concatenate([e.seen.edges[rng.permutation(len(e.seen.edges))[:200]] for e in examples])
-    model.mean.copy_(torch.from_numpy(some.mean(0)))
-    model.scale.copy_(torch.from_numpy(some.std(0) + 1e-3))
+    some = torch.cat([e.seen.edges[rng.permutation(len(e.seen.edges))[:200]] for e in examples])
+    model.mean.copy_(some.mean(0))
+    model.scale.copy_(some.std(0) + 1e-3)
     model.to(device)
     steps = settings.epochs * -(-len(examples) // settings.circuits)
     optimiser = torch.optim.AdamW(model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.learning_rate, steps, pct_start=0.1)
     began = time.perf_counter()
     for epoch in range(settings.epochs):
-        order, total = rng.permutation(len(examples)), 0.0
+        order, total = rng.permutation(len(examples)), torch.zeros((), device=device)
         for first in range(0, len(order), settings.circuits):
             batch = [examples[i] for i in order[first : first + settings.circuits]]
             optimiser.zero_grad()
@@ -95,24 +105,22 @@ def fit(
                 loss = sum(losses(model, example, rng).values()) / len(batch)
                 assert isinstance(loss, Tensor)
                 loss.backward()
-                total += float(loss.detach()) * len(batch)
+                total += loss.detach() * len(batch)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             schedule.step()
-        report(epoch + 1, f"loss {total / len(examples):.3f}, {time.perf_counter() - began:.0f} s")
+        report(epoch + 1, f"loss {float(total) / len(examples):.3f}, {time.perf_counter() - began:.0f} s")
     return model.eval()
 
 
 def losses(model: EditModel, example: Example, rng: np.random.Generator) -> dict[str, Tensor]:
     """The parts of the loss at one circuit, on some of its edits."""
-    members = max(1, int((example.cut.sum() + example.add.sum()) / len(example.cut)))
-    rows = np.concatenate([[0], 1 + rng.permutation(len(example.cut) - 1)[: min(_EDITS, _MEMBERS // members)]])
+    some = rng.permutation(len(example.cut) - 1)[: min(_EDITS, _MEMBERS // example.members)]
     device = model.mean.device
-    there = lambda x, dtype=np.float32: torch.from_numpy(x[rows].astype(dtype)).to(device, non_blocking=True)  # noqa: E731
+    rows = torch.from_numpy(np.concatenate([[0], 1 + some])).to(device, non_blocking=True)
     edges = model.edges(example.seen, example.graph)
-    effect = model.effect(edges, there(example.cut), there(example.add))
-    single, lost = there(example.single, np.int64), there(example.lost)
-    lost_fresh, gap = there(example.lost_fresh), there(example.gap)
+    effect = model.effect(edges, example.cut[rows].float(), example.add[rows].float())
+    single, lost, lost_fresh, gap = (x[rows] for x in (example.single, example.lost, example.lost_fresh, example.gap))
     found: dict[str, Tensor] = {}
     one, n = single >= 0, example.seen.n
     sign = torch.where(single < n, 1.0, -1.0)  # additions win what cuts lose
@@ -123,9 +131,8 @@ def losses(model: EditModel, example: Example, rng: np.random.Generator) -> dict
         if of.any():
             aim = torch.asinh(_SPREAD * n * sign[of] * target[of]).clamp(-8, 8)
             found[name] = huber_loss(squashed[single[of]], aim)
-    some = torch.arange(len(rows), device=device) > 0
-    variance = (2 * effect.log_sigma[some].clamp(-3.5, 2)).exp()
-    found["edits"] = gaussian_nll_loss(effect.mu[some], squash(lost[some]), variance)
+    variance = (2 * effect.log_sigma[1:].clamp(-3.5, 2)).exp()
+    found["edits"] = gaussian_nll_loss(effect.mu[1:], squash(lost[1:]), variance)
     known = gap.isfinite()
     if known.any():
         variance = (2 * effect.log_sigma_gap[known].clamp(-6, 0)).exp()

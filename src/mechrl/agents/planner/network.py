@@ -100,7 +100,7 @@ class EditModel(nn.Module):
     def edges(self, seen: Seen, graph: Graph) -> Edges:
         """Encodes every edge of a circuit and around it."""
         device = self.mean.device
-        x = (torch.from_numpy(seen.edges).to(device) - self.mean) / self.scale
+        x = (seen.edges.to(device) - self.mean) / self.scale
         h = self.encode_in(x.clamp(-6, 6))
         if self.hear is not None:
             h = h + self.hear(torch.cat([h, *_messages(h, seen, graph)], dim=-1))
@@ -108,7 +108,7 @@ class EditModel(nn.Module):
         squashed = out[:, :2].clamp(-_OUT_OF_REACH, _OUT_OF_REACH)
         pooled, signed = out[:, 2:].split([self.config.pooled, self.config.interaction], dim=-1)
         cost = torch.sinh(squashed[:, 0]) / (_SPREAD * max(seen.n, 1))
-        gains = torch.from_numpy(seen.gains).to(device)
+        gains = seen.gains.to(device)
         return Edges(cost, squashed[:, 0], squashed[:, 1], pooled, signed / max(seen.n, 1), gains, max(seen.n, 1), seen.f)
 
     def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:

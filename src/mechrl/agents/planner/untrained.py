@@ -20,16 +20,14 @@ class Gradients:
         self.kind = kind
 
     def edges(self, seen: Seen, graph: Graph) -> Edges:
-        gains = torch.from_numpy(seen.gains)
         n, mean = max(seen.n, 1), seen.gains.mean(1)  # [A, n + m]
-        cost = mean[-1].copy()
+        cost = mean[-1].clone()
         if self.kind == "integrated":
             cost[:n] = mean[:-1, :n].mean(0)
         elif self.kind == "absolute":
-            cost[:n] = np.abs(cost[:n])
-        there = torch.from_numpy(cost)
-        squashed, nothing = torch.asinh(_SPREAD * n * there), there.new_zeros(len(cost), 0)
-        return Edges(there, squashed, squashed, nothing, nothing, gains, n, seen.f)
+            cost[:n] = cost[:n].abs()
+        squashed, nothing = torch.asinh(_SPREAD * n * cost), cost.new_zeros(len(cost), 0)
+        return Edges(cost, squashed, squashed, nothing, nothing, seen.gains, n, seen.f)
 
     def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
         lost = cut @ edges.cost[: edges.n] - add @ edges.cost[edges.n :]
