@@ -1,8 +1,8 @@
 """The planner on families that it was not fitted on, beside the same agent with untrained costs and blockwise search.
 
     mechrl planner collect --model smollm2 --draws 0 --jobs 2 --out RECORDS
-    python benchmarks/planner.py fit RECORDS OUT               six networks, each without a sixth of the families; how well each predicts
-    python benchmarks/planner.py run OUT [--jobs 2]            episodes and searches: a row each in OUT/rows.jsonl; what is there is not run again
+    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    networks, each without a sixth of the families; how they predict those
+    python benchmarks/planner.py run OUT [--jobs=2]            episodes and searches, a row each in OUT/rows.jsonl; resumes
     python benchmarks/planner.py tables OUT                    OUT/tables.md
 
 A behaviour's planner is the network fitted without its family. Those of `LOCKED` are in no network's records, and nobody looked at them
@@ -16,13 +16,14 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import numpy as np
 import torch
-from rows import append, claimed, read, share
+from rows import append, claimed, keep_to_share, read, share
 
 from mechrl.agents.planner import records
 from mechrl.agents.planner.assess import assess
@@ -36,7 +37,10 @@ from mechrl.circuit import Circuit
 from mechrl.models import load_model
 from mechrl.search.run import Settings, search
 
-LOCKED = ("product-company", "element-symbol", "state-abbreviation", "workplace", "negative-prefix", "category", "first-letter", "abbreviation")
+LOCKED = (
+    *("product-company", "element-symbol", "state-abbreviation", "workplace"),
+    *("negative-prefix", "category", "first-letter", "abbreviation"),
+)
 DEVELOPED = (
     *("comparative", "opposite", "plural", "past-tense", "country-language", "capitalise", "male-female", "third-person"),
     *("city-country", "adverb", "acronyms", "country-capital", "gendered-pronoun", "greater-than"),
@@ -61,10 +65,15 @@ def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings)
         kept = [r for r in known if r.family not in left_out]
         began = time.perf_counter()
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = fit(kept, settings, device, report=lambda epoch, line: print(f"{path.stem[:30]}: {epoch} {line}", flush=True))
+        report = partial(_say, path.stem[:30])
+        model = fit(kept, settings, device, report)
         about = {"without": left_out, "behaviours": sorted({r.behaviour for r in kept}), "settings": settings.to_json()}
         save_model(path, model, about | {"seconds": time.perf_counter() - began})
         append(out / "prediction.jsonl", assess(model, [r for r in known if r.family in left_out]))
+
+
+def _say(name: str, epoch: int, line: str) -> None:
+    print(f"{name}: {epoch} {line}", flush=True)
 
 
 def network_for(out: Path, family: str) -> Path:
@@ -75,8 +84,19 @@ def network_for(out: Path, family: str) -> Path:
     return out / "networks" / "without-nothing.safetensors"
 
 
-def run(out: Path, claims: Path | None, model_name: str, holds_on: str, names: Sequence[str], draws: Sequence[int], methods: Sequence[str]) -> None:
+def run(
+    out: Path,
+    claims: Path | None,
+    model_name: str,
+    holds_on: str,
+    names: Sequence[str],
+    draws: Sequence[int],
+    methods: Sequence[str],
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
+    if claims is not None:
+        keep_to_share()
     model = load_model(model_name)
     for draw in draws:
         for name in names:
@@ -95,13 +115,14 @@ def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
     behaviour = get_behaviour(cell["behaviour"])
     if cell["method"] == "blockwise":
         return search(model, behaviour, Settings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"]))
-    by = Gradients(cell["method"]) if cell["method"] in ("absolute", "integrated") else load_network(network_for(out, behaviour.family))[0]
+    untrained = cell["method"] in ("absolute", "integrated")
+    by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.family))[0]
     return discover(model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"]))
 
 
 def result(circuit: Circuit) -> dict[str, Any]:
-    known = {"edges": circuit.size, "f": circuit.faithfulness, "f_test": circuit.faithfulness_test, "f_validation": circuit.faithfulness_validation}
-    return known | {"passes": circuit.passes, "seconds": circuit.seconds, "note": circuit.settings["note"]}
+    f = {"f": circuit.faithfulness, "f_test": circuit.faithfulness_test, "f_validation": circuit.faithfulness_validation}
+    return {"edges": circuit.size} | f | {"passes": circuit.passes, "seconds": circuit.seconds, "note": circuit.settings["note"]}
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -145,7 +166,8 @@ def found(rows: list[dict[str, Any]], title: str) -> list[str]:
         cells = [f"{by[m]['edges']}, {by[m]['f_test']:.3f}, {by[m]['passes']:.0f}" if m in by else "–" for m in METHODS]
         lines.append(f"| {name}{star}, {draw} | {' | '.join(cells)} |")
     lines += ["", "*: locked until the end.", ""]
-    lines += ["| beside blockwise | cases | edges, geometric mean | largest | passes, geometric mean | f on test pairs |", "| --- " * 6 + "|"]
+    heads = ("beside blockwise", "cases", "edges, geometric mean", "largest", "passes, geometric mean", "f on test pairs")
+    lines += [f"| {' | '.join(heads)} |", "| --- " * 6 + "|"]
     for method in METHODS[:-1]:
         for which in ("developed", "locked"):
             pairs = [
@@ -164,7 +186,8 @@ def found(rows: list[dict[str, Any]], title: str) -> list[str]:
         mine = [by[method] for by in cases.values() if method in by]
         if mine:
             holds = sum(row["f_test"] >= 0.9 for row in mine)
-            lines.append(f"| {method} | {len(mine)} | {median(r['edges'] for r in mine):.0f} | {median(r['passes'] for r in mine):.0f} | {holds} |")
+            edges, passes = (median(row[key] for row in mine) for key in ("edges", "passes"))
+            lines.append(f"| {method} | {len(mine)} | {edges:.0f} | {passes:.0f} | {holds} |")
     return [*lines, ""]
 
 

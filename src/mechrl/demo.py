@@ -1,23 +1,28 @@
-"""`make demo`: the main job. A policy that was trained beforehand finds a circuit in the embedded model, in under a minute on two cores."""
+"""`make demo`: the planner finds a circuit in the embedded model, a search finds another, and both are held against controls."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mechrl import gate
+from mechrl.agents.planner.network import load_model as load_network
+from mechrl.agents.planner.session import DiscoverSettings, discover
+from mechrl.agents.planner.shipped import MODEL, shipped
 from mechrl.attribution import cached
 from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.models import load_model
-from mechrl.rl.rollout import Deployment, discover, load_policy, shipped_policy, trained_with
+from mechrl.search.run import Settings, search
 from mechrl.search.select import top_n
 
-BEHAVIOUR = "acronyms"  # held out: the policy has never seen it
+BEHAVIOUR = "acronyms"  # held out: the planner has never seen its family
 OUT = Path("runs/demo")
 
 
@@ -41,42 +46,56 @@ def main() -> None:
         f"the model is right on {verdict.accuracy:.0%} of fresh prompts; corrupting them moves its prediction by {verdict.kl_cut:.1f} nats",
     )
 
-    folder = shipped_policy("toy")
-    policy, (settings, reward) = load_policy(folder), trained_with(folder)
-    settings = replace(settings, pairs=len(pairs))
-    weights = sum(p.numel() for p in policy.parameters())
-    say("policy", f"{weights:,} weights, trained on twelve other behaviours; it has never seen this one")
-    deployment = Deployment(best_along_episode=True)
-    say("rollouts", f"{deployment.rollouts} sampled and a greedy one, {reward.max_steps} decisions each, more where they pay …")
-    circuit = discover(model, behaviour, policy, deployment, settings, reward)
-    whole, candidates = graph.n_edges, circuit.settings["candidates"]
-    say("circuit", f"{len(circuit)} edges, out of {candidates} candidates and {whole:,} in the model")
+    network, about = load_network(shipped("toy") / MODEL)
+    assert behaviour.family not in about["families"]
+    weights = sum(p.numel() for p in network.parameters())
+    say(
+        "planner",
+        f"{weights:,} weights, fitted to {about['edits']:,} edits of {len(about['behaviours'])} other behaviours' circuits",
+    )
+    circuit = discover(model, behaviour, network, DiscoverSettings())
+    say("circuit", f"{len(circuit)} of {graph.n_edges:,} edges, {circuit.passes:,.0f} forward passes, {circuit.seconds:.0f} s")
     say(
         "",
-        f"f = {circuit.faithfulness:.3f} on its own pairs, {circuit.faithfulness_test:.3f} on fresh ones (1: the whole model)",
+        f"f = {circuit.faithfulness:.3f} on its own {circuit.pairs} pairs, {circuit.faithfulness_test:.3f} on fresh ones "
+        "(1: the whole model, 0: none of it)",
     )
-    say("", f"found with {circuit.passes:,.0f} forward passes in {circuit.seconds:.0f} s")
     say("", f"made of {_components(circuit)}")
+    rival = search(model, behaviour, Settings("blockwise", holds_on="fresh"))
+    say(
+        "compare",
+        f"blockwise search, afresh: {len(rival)} edges, {rival.passes:,.0f} passes, {rival.seconds:.0f} s, "
+        f"f = {rival.faithfulness_test:.3f} on fresh pairs",
+    )
 
     engine, fresh = Engine(model, pairs), Engine(model, behaviour.pairs(model.tokenizer, 100, TEST_SEED))
     by_score = top_n(cached(engine, pairs, behaviour.metric), len(circuit))
     rng = np.random.default_rng(0)
-    random = np.zeros((100, whole), dtype=bool)
+    random = np.zeros((100, graph.n_edges), dtype=bool)
     for row in random:
-        row[rng.choice(whole, len(circuit), replace=False)] = True
+        row[rng.choice(graph.n_edges, len(circuit), replace=False)] = True
     f_score, f_random = (float(fresh.faithfulness(masks).mean()) for masks in (by_score, random))
     say(
-        "compare",
+        "",
         f"as many edges by EAP-IG score alone: f = {f_score:.3f} on fresh pairs; at random: {f_random:.3f} (mean of 100)",
     )
 
     circuit.save(OUT / "circuit.json")
     circuit.to_eap_ig(OUT / "eap-ig.json")
     say("files", f"{OUT / 'circuit.json'}, and {OUT / 'eap-ig.json'} for EAP-IG and MIB")
-    say("next", f"mechrl view {OUT / 'circuit.json'}               look at it in the browser")
-    say("", "mechrl discover ioi --model toy                  another behaviour")
-    say("", "mechrl search blockwise acronyms --model toy     a search that starts from nothing, to compare")
-    say("", "mechrl discover acronyms --model smollm2         a real language model (93 MB, fetched once)")
+    say("next", f"{_mechrl()} view {OUT / 'circuit.json'}              look at it in the browser")
+    say("", f"{_mechrl()} discover ioi                               another behaviour")
+    say("", f"{_mechrl()} validate {OUT / 'circuit.json'}          is it real?")
+    say("", f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)")
+
+
+def _mechrl() -> str:
+    """The command as it can be pasted: by its path where it is not on PATH."""
+    if shutil.which("mechrl"):
+        return "mechrl"
+    path = Path(sys.executable).parent / "mechrl"
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _components(circuit: Circuit) -> str:

@@ -28,13 +28,13 @@ from mechrl.models.base import Model
 @dataclass(frozen=True)
 class CollectSettings:
     pairs: int = 20
-    fresh: int = 100
-    states: int = 10  # circuits of a walk
+    fresh: int = 60
+    states: int = 8  # circuits of a walk
     singles: int = 96  # cuts of one edge at a circuit, half of them the cheapest
     additions: int = 12
     sets: int = 28  # sets of cuts
     mixed: int = 12  # sets of cuts and additions
-    fresh_part: float = 0.15  # of the edits are measured on fresh pairs too
+    fresh_part: float = 0.1  # of the edits are measured on fresh pairs too
     outside: int = 1000  # edges that may be added
     smallest: int = 20  # edges; a walk ends below
 
