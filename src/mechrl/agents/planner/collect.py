@@ -25,16 +25,19 @@ from mechrl.engine import Engine
 from mechrl.models.base import Model
 
 
+LARGE = 2000  # edges: in larger circuits single edges do next to nothing, and a pass takes longer
+
+
 @dataclass(frozen=True)
 class CollectSettings:
     pairs: int = 20
-    fresh: int = 60
-    states: int = 8  # circuits of a walk
-    singles: int = 96  # cuts of one edge at a circuit, half of them the cheapest
-    additions: int = 12
-    sets: int = 28  # sets of cuts
-    mixed: int = 12  # sets of cuts and additions
-    fresh_part: float = 0.1  # of the edits are measured on fresh pairs too
+    fresh: int = 100
+    states: int = 7  # circuits of a walk
+    singles: int = 48  # cuts of one edge at a circuit, half of them the cheapest
+    additions: int = 10
+    sets: int = 20  # sets of cuts
+    mixed: int = 10  # sets of cuts and additions
+    fresh_part: float = 0.06  # of the edits are measured on fresh pairs too: five times the price
     outside: int = 1000  # edges that may be added
     smallest: int = 20  # edges; a walk ends below
 
@@ -60,7 +63,7 @@ def walk(
     """One walk on one draw of discovery pairs."""
     began = time.perf_counter()
     rng = np.random.default_rng([draw, *behaviour.name.encode()])
-    task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.93, 0.97), least=2000)
+    task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.88, 0.96))
     assert model.tokenizer is not None
     fresh = Engine(model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx))
     fresh.passes = 0.0
@@ -104,7 +107,7 @@ def _visit(
     by_measure = tried[np.argsort(measured[tried], kind="stable")]
     best_adds = np.argsort(-gain, kind="stable")
     more = []
-    for share in (0.1, 0.2, 0.3, 0.45, 0.6, 0.8):
+    for share in (0.2, 0.4, 0.6, 0.8):
         cut = by_measure[: max(2, round(share * len(by_measure)))]
         more += [(cut, best_adds[:0]), (cut, best_adds[: rng.integers(1, 6)])]
     more = more if len(alive) <= 3 * len(tried) else []
@@ -161,7 +164,8 @@ def _edits(cost: np.ndarray, gain: np.ndarray, settings: CollectSettings, rng: n
     """The first is empty."""
     n, m, none = len(cost), len(gain), np.zeros(0, dtype=np.int64)
     cheap, promising = np.argsort(cost, kind="stable"), np.argsort(-gain, kind="stable")
-    few = settings.singles if n <= 2000 else settings.singles // 8
+    large = n > LARGE
+    few = settings.singles // 8 if large else settings.singles
     singles = np.union1d(cheap[: few // 2], rng.permutation(n)[: few // 2])
     additions = np.union1d(promising[: settings.additions // 2], rng.permutation(m)[: settings.additions // 2])
     edits: list[Edit] = [(none, none)]
@@ -172,11 +176,12 @@ def _edits(cost: np.ndarray, gain: np.ndarray, settings: CollectSettings, rng: n
         return order[np.argsort(np.arange(len(order)) + noise * len(order) * rng.random(len(order)), kind="stable")]
 
     def some_cuts(largest: float) -> np.ndarray:
-        size = int(np.exp(rng.uniform(np.log(2), np.log(max(3, largest * n)))))
+        least = n / 20 if large else 2
+        size = int(np.exp(rng.uniform(np.log(least), np.log(max(3, largest * n)))))
         return noisy(cheap, rng.choice([0.0, 0.02, 0.1, 0.3, 3.0], p=[0.3, 0.25, 0.2, 0.15, 0.1]))[:size]
 
     edits += [(some_cuts(0.8), none) for _ in range(settings.sets)]
-    for _ in range(settings.mixed if m else 0):
+    for _ in range(settings.mixed // (1 + large) if m else 0):
         a = int(np.exp(rng.uniform(0, np.log(16))))
         edits.append((some_cuts(0.5), noisy(promising[: 8 * a], rng.choice([0.0, 0.3]))[:a]))
     return edits
