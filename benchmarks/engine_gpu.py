@@ -65,7 +65,9 @@ def where_the_time_goes(model, pairs, n: int = 128) -> None:
     mlps_last = sum(len(s.last) for s in plan.stages if s.kind == "mlp")
     heads = sum(len(s.heads_full) for s in plan.stages)
     width = (3 if model.mlp[0].W_gate is not None else 2) * d * model.spec.d_mlp
-    flops = 2 * (N * mlps + B * mlps_last) * width + 2 * N * d * model.spec.d_head * (full_jobs - mlps + heads)
+    flops = 2 * (N * mlps + B * mlps_last) * width + 2 * N * d * model.spec.d_head * (
+        full_jobs - mlps + heads
+    )
     flops += 2 * n * B * d * model.spec.vocab_size
     bytes_ = 4 * N * d * (full_edges + 2 * full_jobs + plan.n_full_slots)
     print(
@@ -75,7 +77,10 @@ def where_the_time_goes(model, pairs, n: int = 128) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     many, which = ManyEngines([engine], [edges]), np.zeros(n, dtype=np.int64)
-    for call in (lambda: engine.faithfulness(masks, edges).cpu(), lambda: many.mask_gradients(which, masks, [0.5])):
+    for call in (
+        lambda: engine.faithfulness(masks, edges).cpu(),
+        lambda: many.mask_gradients(which, masks, [0.5]),
+    ):
         call()
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as p:
             call()
@@ -91,11 +96,15 @@ def gradients(model, pairs) -> None:
         many, which = ManyEngines([engine], [edges]), np.zeros(n, dtype=np.int64)
         forward = seconds(many.faithfulness, which, masks)
         both = seconds(many.mask_gradients, which, masks, [0.5])
-        print(f"gradients {model.name}: {n} of 500 edges: {n / both:.0f} circuits/s, {both / forward:.1f} times the forward")
+        print(
+            f"gradients {model.name}: {n} of 500 edges: {n / both:.0f} circuits/s, {both / forward:.1f} times the forward"
+        )
     weights = np.random.default_rng(0).random((1, len(edges)))
     one = seconds(engine.gradient, weights, edges)
     whole = seconds(engine.gradient, np.ones((5, model.graph.n_edges)), None, None, True) / 5
-    print(f"gradients {model.name}: one of {len(edges)} edges {1e3 * one:.1f} ms, of the whole graph {1e3 * whole:.1f} ms")
+    print(
+        f"gradients {model.name}: one of {len(edges)} edges {1e3 * one:.1f} ms, of the whole graph {1e3 * whole:.1f} ms"
+    )
 
 
 def seconds(f: Callable, *args) -> float:
@@ -116,7 +125,9 @@ def ceilings() -> None:
     out = torch.empty_like(big)
     torch.backends.cuda.matmul.allow_tf32 = True
     copy, mm = seconds(out.copy_, big), seconds(lambda: torch.mm(a, a, out=b))
-    print(f"ceilings: copy {2 * big.nbytes / copy / 1e12:.2f} TB/s, TF32 product {2 * 8192**3 / mm / 1e12:.0f} TFLOP/s")
+    print(
+        f"ceilings: copy {2 * big.nbytes / copy / 1e12:.2f} TB/s, TF32 product {2 * 8192**3 / mm / 1e12:.0f} TFLOP/s"
+    )
 
 
 def main() -> None:

@@ -42,7 +42,16 @@ LOCKED = (
     *("negative-prefix", "category", "first-letter", "abbreviation"),
 )
 DEVELOPED = (
-    *("comparative", "opposite", "plural", "past-tense", "country-language", "capitalise", "male-female", "third-person"),
+    *(
+        "comparative",
+        "opposite",
+        "plural",
+        "past-tense",
+        "country-language",
+        "capitalise",
+        "male-female",
+        "third-person",
+    ),
     *("city-country", "adverb", "acronyms", "country-capital", "gendered-pronoun", "greater-than"),
 )
 DRAWS = (0, 1, 2)
@@ -67,7 +76,11 @@ def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         report = partial(_say, path.stem[:30])
         model = fit(kept, settings, device, report)
-        about = {"without": left_out, "behaviours": sorted({r.behaviour for r in kept}), "settings": settings.to_json()}
+        about = {
+            "without": left_out,
+            "behaviours": sorted({r.behaviour for r in kept}),
+            "settings": settings.to_json(),
+        }
         save_model(path, model, about | {"seconds": time.perf_counter() - began})
         append(out / "prediction.jsonl", assess(model, [r for r in known if r.family in left_out]))
 
@@ -101,7 +114,13 @@ def run(
     for draw in draws:
         for name in names:
             for method in methods:
-                cell = {"model": model_name, "behaviour": name, "draw": draw, "method": method, "holds_on": holds_on}
+                cell = {
+                    "model": model_name,
+                    "behaviour": name,
+                    "draw": draw,
+                    "method": method,
+                    "holds_on": holds_on,
+                }
                 done = [{key: row[key] for key in cell} for row in (read(path) if path.exists() else [])]
                 if cell in done or (claims is not None and not claimed(claims, json.dumps(cell))):
                     continue
@@ -117,12 +136,22 @@ def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
         return search(model, behaviour, Settings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"]))
     untrained = cell["method"] in ("absolute", "integrated")
     by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.family))[0]
-    return discover(model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"]))
+    return discover(
+        model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"])
+    )
 
 
 def result(circuit: Circuit) -> dict[str, Any]:
-    f = {"f": circuit.faithfulness, "f_test": circuit.faithfulness_test, "f_validation": circuit.faithfulness_validation}
-    return {"edges": circuit.size} | f | {"passes": circuit.passes, "seconds": circuit.seconds, "note": circuit.settings["note"]}
+    f = {
+        "f": circuit.faithfulness,
+        "f_test": circuit.faithfulness_test,
+        "f_validation": circuit.faithfulness_validation,
+    }
+    return (
+        {"edges": circuit.size}
+        | f
+        | {"passes": circuit.passes, "seconds": circuit.seconds, "note": circuit.settings["note"]}
+    )
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -151,7 +180,9 @@ def prediction(rows: Iterable[dict[str, Any]]) -> list[str]:
     for key, values in by.items():
         means = [mean(v) for v in values.values()]
         if key != "f":
-            lines.append(f"| {key} | {mean(means):.3f} ± {stdev(means) if len(means) > 1 else 0:.3f} | {len(means)} |")
+            lines.append(
+                f"| {key} | {mean(means):.3f} ± {stdev(means) if len(means) > 1 else 0:.3f} | {len(means)} |"
+            )
     return [*lines, ""]
 
 
@@ -159,14 +190,30 @@ def found(rows: list[dict[str, Any]], title: str) -> list[str]:
     cases = defaultdict(dict)
     for row in rows:
         cases[row["behaviour"], row["draw"]][row["method"]] = row
-    lines = [f"## {title}", "", "Edges, f on test pairs, passes.", "", f"| behaviour, draw | {' | '.join(METHODS)} |"]
+    lines = [
+        f"## {title}",
+        "",
+        "Edges, f on test pairs, passes.",
+        "",
+        f"| behaviour, draw | {' | '.join(METHODS)} |",
+    ]
     lines.append("| --- " * (1 + len(METHODS)) + "|")
     for (name, draw), by in sorted(cases.items()):
         star = "*" if name in LOCKED else ""
-        cells = [f"{by[m]['edges']}, {by[m]['f_test']:.3f}, {by[m]['passes']:.0f}" if m in by else "–" for m in METHODS]
+        cells = [
+            f"{by[m]['edges']}, {by[m]['f_test']:.3f}, {by[m]['passes']:.0f}" if m in by else "–"
+            for m in METHODS
+        ]
         lines.append(f"| {name}{star}, {draw} | {' | '.join(cells)} |")
     lines += ["", "*: locked until the end.", ""]
-    heads = ("beside blockwise", "cases", "edges, geometric mean", "largest", "passes, geometric mean", "f on test pairs")
+    heads = (
+        "beside blockwise",
+        "cases",
+        "edges, geometric mean",
+        "largest",
+        "passes, geometric mean",
+        "f on test pairs",
+    )
     lines += [f"| {' | '.join(heads)} |", "| --- " * 6 + "|"]
     for method in METHODS[:-1]:
         for which in ("developed", "locked"):
@@ -181,7 +228,11 @@ def found(rows: list[dict[str, Any]], title: str) -> list[str]:
                     f"| {method}, {which} | {len(pairs)} | {geometric_mean(edges):.2f} | {max(edges):.2f} | {geometric_mean(passes):.2f} | "
                     f"{mean(a['f_test'] for a, _ in pairs):.3f}; {mean(b['f_test'] for _, b in pairs):.3f} |"
                 )
-    lines += ["", "| method | cases | edges, median | passes, median | f ≥ 0.9 on test pairs |", "| --- " * 5 + "|"]
+    lines += [
+        "",
+        "| method | cases | edges, median | passes, median | f ≥ 0.9 on test pairs |",
+        "| --- " * 5 + "|",
+    ]
     for method in METHODS:
         mine = [by[method] for by in cases.values() if method in by]
         if mine:
@@ -192,7 +243,9 @@ def found(rows: list[dict[str, Any]], title: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("fit", "run", "tables"))
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--model", default="smollm2")
@@ -211,7 +264,9 @@ def main() -> None:
         if given.jobs > 1:
             share(given.jobs)
         else:
-            fit_all(given.folders[0], out, given.claims, FitSettings(epochs=given.epochs, messages=given.messages))
+            fit_all(
+                given.folders[0], out, given.claims, FitSettings(epochs=given.epochs, messages=given.messages)
+            )
     elif given.what == "tables":
         (out / "tables.md").write_text(tables(out))
         print(tables(out))
@@ -219,7 +274,15 @@ def main() -> None:
         share(given.jobs)
     else:
         draws = [int(draw) for draw in given.draws.split(",")]
-        run(out, given.claims, given.model, given.holds_on, given.behaviours.split(","), draws, given.methods.split(","))
+        run(
+            out,
+            given.claims,
+            given.model,
+            given.holds_on,
+            given.behaviours.split(","),
+            draws,
+            given.methods.split(","),
+        )
 
 
 if __name__ == "__main__":

@@ -40,27 +40,46 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="discovery pairs of the deployments")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", type=Path, help="deployments that policy_smollm2.py has measured")
-    parser.add_argument("--no-copy", action="store_true", help="write the card beside the run instead of shipping it")
+    parser.add_argument(
+        "--no-copy", action="store_true", help="write the card beside the run instead of shipping it"
+    )
     arguments = parser.parse_args()
 
     about = json.loads((arguments.run / RUN).read_text())
     rows = [json.loads(line) for line in (arguments.run / METRICS).read_text().splitlines()]
-    lines = [f"# The policy `{arguments.name}`", "", *provenance(about, rows), "", "## Training", "", *curve(rows), ""]
+    lines = [
+        f"# The policy `{arguments.name}`",
+        "",
+        *provenance(about, rows),
+        "",
+        "## Training",
+        "",
+        *curve(rows),
+        "",
+    ]
     lines += ["f, edges and reached τ are those of the episodes' last circuits.", ""]
     lines += ["## What it finds", "", *deployments(arguments), ""]
     folder = arguments.run if arguments.no_copy else SHIPPED / arguments.name
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.no_copy:
         for name in _FILES:
-            if (arguments.run / name).resolve() != (folder / name).resolve():  # a link to what comes with MechRL already
+            if (arguments.run / name).resolve() != (
+                folder / name
+            ).resolve():  # a link to what comes with MechRL already
                 shutil.copyfile(arguments.run / name, folder / name)
-        (folder / RUN).write_text(json.dumps(about | {"passes": rows[-1]["passes"]}, indent=1) + "\n")  # its metrics stay behind
+        (folder / RUN).write_text(
+            json.dumps(about | {"passes": rows[-1]["passes"]}, indent=1) + "\n"
+        )  # its metrics stay behind
     (folder / "card.md").write_text("\n".join(lines))
 
 
 def provenance(about: dict, rows: list[dict]) -> list[str]:
     ppo, task, last = about["ppo"], about["task"], rows[-1]
-    done = f"{last['iteration']} of {ppo['iterations']}" if last["iteration"] < ppo["iterations"] else f"{ppo['iterations']}"
+    done = (
+        f"{last['iteration']} of {ppo['iterations']}"
+        if last["iteration"] < ppo["iterations"]
+        else f"{ppo['iterations']}"
+    )
     return [
         "```",
         about["command"],
@@ -91,7 +110,11 @@ def curve(rows: list[dict]) -> list[str]:
         n = [row["episodes"] for row in ended]
         cells = [f"{part[0]['iteration']}–{part[-1]['iteration']}", str(sum(n))]
         for name, digits in (("return", 3), ("f", 3), ("edges", 0), ("reached", 2)):
-            cells.append(f"{np.average([row[f'episode/{name}'] for row in ended], weights=n):.{digits}f}" if ended else "–")
+            cells.append(
+                f"{np.average([row[f'episode/{name}'] for row in ended], weights=n):.{digits}f}"
+                if ended
+                else "–"
+            )
         cells.append(f"{np.mean([row['loss/entropy'] for row in part]):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -100,7 +123,9 @@ def curve(rows: list[dict]) -> list[str]:
 def deployments(arguments: argparse.Namespace) -> list[str]:
     rows = measured(arguments) if arguments.rows else deployed(arguments)
     names = [b.name for b in behaviours() if any(row["behaviour"] == b.name for row in rows)]
-    seeds = Counter(len([row for row in rows if row["behaviour"] == name and row["rollouts"]]) for name in names)
+    seeds = Counter(
+        len([row for row in rows if row["behaviour"] == name and row["rollouts"]]) for name in names
+    )
     n = f"{min(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
     sampled = f"then of 16 sampled ones and the greedy one, mean ± standard deviation over {n} of rollouts"
     return [
@@ -114,7 +139,11 @@ def deployments(arguments: argparse.Namespace) -> list[str]:
 def measured(arguments: argparse.Namespace) -> list[Row]:
     """The rows of this policy."""
     checksum = file_checksum(arguments.run / "model.safetensors")
-    rows = {key(row): row for row in read(arguments.rows) if row["kind"] == "zero-shot" and row["policy"] == checksum}
+    rows = {
+        key(row): row
+        for row in read(arguments.rows)
+        if row["kind"] == "zero-shot" and row["policy"] == checksum
+    }
     if not rows:
         raise SystemExit(f"{arguments.rows}: no row is of the policy in {arguments.run}")
     return trading(rows.values())

@@ -62,10 +62,22 @@ from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checks
 from mechrl.search.problem import Interrupted
 
 TAU = 0.9
-KEY = ("kind", "policy", "model", "behaviour", "task", "training", "rollouts", "seed")  # what tells rows apart
+KEY = (
+    "kind",
+    "policy",
+    "model",
+    "behaviour",
+    "task",
+    "training",
+    "rollouts",
+    "seed",
+)  # what tells rows apart
 TRAINED = ("adapted", "scratch")
 UNTRAINED = ("untrained", "scratch")  # at the beginning
-ENVS = {"cpu": 32, "cuda": 128}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
+ENVS = {
+    "cpu": 32,
+    "cuda": 128,
+}  # the paper's; a GPU is busy with more episodes side by side, of fewer steps per iteration
 SMOOTH = 10  # iterations that a point of a curve is the mean of
 LINE = "{edges} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes"  # a row, for people
 TAKEN = ("ceiling", "f_validation", "seconds", "note", "device")  # from the cells of a reproduction
@@ -77,10 +89,14 @@ def key(row: Row) -> str:
     begins untrained, it does not matter what the weights became: its configuration tells. Deployments that trade are told from those
     that only cut, trainings are not."""
     usual = TaskSettings().to_json()
-    known = row | {"task": {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}}
+    known = row | {
+        "task": {name: value for name, value in row.get("task", {}).items() if value != usual.get(name)}
+    }
     if row["kind"] in UNTRAINED:
         known["policy"] = row["configuration"]
-    return json.dumps([known.get(name) for name in KEY] + ["trades"] * bool(row.get("trades")), sort_keys=True)
+    return json.dumps(
+        [known.get(name) for name in KEY] + ["trades"] * bool(row.get("trades")), sort_keys=True
+    )
 
 
 @dataclass(frozen=True)
@@ -104,8 +120,15 @@ class Agent:
         metrics = read(folder / METRICS) if (folder / METRICS).exists() else []
         iteration = metrics[-1]["iteration"] if metrics else about["ppo"]["iterations"]
         checksum = file_checksum(folder / "model.safetensors")
-        first = json.dumps([json.loads((folder / "config.json").read_text()), read_agent(folder).reward], sort_keys=True)
-        known = (hashlib.sha256(first.encode()).hexdigest(), about["model"], tuple(about["behaviours"]), iteration)
+        first = json.dumps(
+            [json.loads((folder / "config.json").read_text()), read_agent(folder).reward], sort_keys=True
+        )
+        known = (
+            hashlib.sha256(first.encode()).hexdigest(),
+            about["model"],
+            tuple(about["behaviours"]),
+            iteration,
+        )
         return Agent(folder, checksum, *known, replace(settings, pairs=pairs), reward, learned_with(folder))
 
 
@@ -152,7 +175,9 @@ def split(agent: Agent, model: str, behaviour: str) -> str:
     return "held-out" if own == "train" else own
 
 
-def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: argparse.Namespace) -> list[Cell]:
+def cells(
+    agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: argparse.Namespace
+) -> list[Cell]:
     """All cells, the most important first."""
     names = shown[agent.model].names
     ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in names]  # type: ignore[arg-type]
@@ -160,9 +185,13 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
     own, ppo = agent.settings, {"transitions": budget.transitions, "envs": budget.envs, "seed": 0} | agent.ppo
 
     def trained(kind: str, iterations: int) -> list[Cell]:
-        return [Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | ppo) for name in held_out]
+        return [
+            Cell(kind, agent, agent.model, name, own, {"iterations": iterations} | ppo) for name in held_out
+        ]
 
-    found = [Cell(kind, agent, agent.model, name, own) for kind in ("zero-shot", "untrained") for name in ordered]
+    found = [
+        Cell(kind, agent, agent.model, name, own) for kind in ("zero-shot", "untrained") for name in ordered
+    ]
     found += [Cell("fresh", agent, agent.model, name, replace(own, pairs=5 * own.pairs)) for name in ordered]
     found += trained("adapted", budget.adapt_iterations)
     if other is not None:
@@ -177,12 +206,20 @@ def cells(agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: ar
 
 def deployments(rollouts: int, seeds: int, judge: Judge = "discovery") -> list[Deployment]:
     """One greedy rollout; sampled ones besides, for every seed."""
-    sampled = [Deployment(TAU, rollouts, judge=judge, best_along_episode=True, seed=seed) for seed in range(seeds)]
+    sampled = [
+        Deployment(TAU, rollouts, judge=judge, best_along_episode=True, seed=seed) for seed in range(seeds)
+    ]
     return [Deployment(TAU, rollouts=0, judge=judge, best_along_episode=True), *sampled]
 
 
 def deploy_rows(
-    model: Model, task: Task, policy: Policy, asked: list[Deployment], settings: TaskSettings, reward: RewardSettings, **more: Any
+    model: Model,
+    task: Task,
+    policy: Policy,
+    asked: list[Deployment],
+    settings: TaskSettings,
+    reward: RewardSettings,
+    **more: Any,
 ) -> list[Row]:
     behaviour = get_behaviour(task.name)
     circuits = deploy_together(model, behaviour, task, policy, asked, settings, reward, **more)
@@ -236,7 +273,9 @@ class Bench:
         """Its engine charged for the preparations, and nothing else."""
         place = (cell.model, cell.behaviour, cell.settings, cell.agent.reward)
         if place not in self._tasks:
-            task = task_of(self.model(cell.model), get_behaviour(cell.behaviour), cell.settings, cell.agent.reward)
+            task = task_of(
+                self.model(cell.model), get_behaviour(cell.behaviour), cell.settings, cell.agent.reward
+            )
             self._tasks[place] = task, task.engine.passes
         task, prepared = self._tasks[place]
         task.engine.passes = prepared
@@ -255,14 +294,25 @@ class Bench:
     def shown(self) -> dict[str, Gated]:
         """The behaviours that the models exhibit, of those asked for."""
         models = [agent.model for agent in (self.agent, self.other) if agent is not None]
-        asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours(with_relations=False)
+        asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours(
+            with_relations=False
+        )
         for name in models:
             for behaviour in asked:
-                row: Row = {"kind": "gate", "model": name, "behaviour": behaviour.name, "split": behaviour.split}
+                row: Row = {
+                    "kind": "gate",
+                    "model": name,
+                    "behaviour": behaviour.name,
+                    "split": behaviour.split,
+                }
                 if key(row) in self.rows:
                     continue
                 verdict = gate.judge(self.model(name), behaviour)
-                row |= {"exhibited": verdict.exhibited, "reason": verdict.reason, "version": mechrl.__version__}
+                row |= {
+                    "exhibited": verdict.exhibited,
+                    "reason": verdict.reason,
+                    "version": mechrl.__version__,
+                }
                 self.rows[key(row)] = row
                 if self.claim(f"gate {name} {behaviour.name}"):
                     self.add([row])
@@ -272,8 +322,12 @@ class Bench:
         arguments = self.arguments
 
         def missing(cell: Cell) -> list[Deployment]:
-            asked = deployments(arguments.rollouts, arguments.seeds, "validation" if cell.kind == "fresh" else "discovery")
-            known = {d: cell.about | {"rollouts": d.rollouts, "seed": d.seed, "trades": d.trades} for d in asked}
+            asked = deployments(
+                arguments.rollouts, arguments.seeds, "validation" if cell.kind == "fresh" else "discovery"
+            )
+            known = {
+                d: cell.about | {"rollouts": d.rollouts, "seed": d.seed, "trades": d.trades} for d in asked
+            }
             return [d for d, row in known.items() if key(row) not in self.rows]
 
         every = cells(self.agent, self.other, self.shown, arguments)
@@ -294,7 +348,10 @@ class Bench:
                 print(f"{cell.label}: {exc}", flush=True)
                 continue
             self.add(rows)
-            print(f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.label}: {LINE.format(**rows[-1])}", flush=True)
+            print(
+                f"[{i + 1}/{len(todo)}, {time.monotonic() - begin:.1f} s] {cell.label}: {LINE.format(**rows[-1])}",
+                flush=True,
+            )
 
     def check(self) -> None:
         if time.monotonic() > self.deadline:
@@ -358,13 +415,20 @@ def take_over(arguments: argparse.Namespace) -> None:
         cell = wanted.get(asked["behaviour"])
         if cell is None or (asked["method"], asked["target"]) != ("policy-greedy", "discovery"):
             continue
-        if asked["seed"] != DISCOVERY_SEED:  # other pairs; here a seed is that of the rollouts, and the pairs are always these
+        if (
+            asked["seed"] != DISCOVERY_SEED
+        ):  # other pairs; here a seed is that of the rollouts, and the pairs are always these
             continue
         if not cell.agent.checksum.startswith(asked["policy"]["checksum"]):
             continue
         if asked["setting"] | {"half": asked["policy"]["half"]} != cell.settings.to_json():
             continue
-        row = cell.about | {"rollouts": 0, "seed": asked["seed"], "trades": asked["deployment"]["trades"], "together": 1}
+        row = cell.about | {
+            "rollouts": 0,
+            "seed": asked["seed"],
+            "trades": asked["deployment"]["trades"],
+            "together": 1,
+        }
         row |= {"K": result["candidates"], "edges": result["edges_pruned"], "version": known["version"]}
         row |= {name: result[name] for name in (*TAKEN, *(name for name, _ in NUMBERS[1:]))}
         bench.add([row])
@@ -383,7 +447,9 @@ def gated(rows: Iterable[Row], model: str, asked: list[str]) -> Gated:
     """What the rows say about a model."""
     verdicts = {row["behaviour"]: row for row in rows if row["kind"] == "gate" and row["model"] == model}
     verdicts = {name: verdicts[name] for name in asked if name in verdicts}
-    return Gated({"model": model}, {}, [name for name, row in verdicts.items() if row["exhibited"]], verdicts, {})
+    return Gated(
+        {"model": model}, {}, [name for name, row in verdicts.items() if row["exhibited"]], verdicts, {}
+    )
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -408,14 +474,19 @@ def columns(rows: list[Row]) -> list[str]:
     greedy, sampled = ([row for row in rows if (row["rollouts"] > 0) == drawn] for drawn in (False, True))
     found = [f"{rows[0]['K']:,}", f"{rows[0]['ceiling']:.3f}"]
     found += [spread(part, name, digits) for part in (greedy, sampled) for name, digits in NUMBERS]
-    return [*found, f"{sum(judged(row) >= TAU for row in sampled)} of {len(sampled)} seeds" if sampled else "–"]
+    return [
+        *found,
+        f"{sum(judged(row) >= TAU for row in sampled)} of {len(sampled)} seeds" if sampled else "–",
+    ]
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)]
 
 
-def zero_shot_table(names: Iterable[str], rows: list[Row], theirs: Callable[[str], str] | None = None) -> list[str]:
+def zero_shot_table(
+    names: Iterable[str], rows: list[Row], theirs: Callable[[str], str] | None = None
+) -> list[str]:
     """One line a behaviour; `theirs`: the paper's figures for it."""
     lines = []
     for name in names:
@@ -456,12 +527,20 @@ def tables(rows: list[Row]) -> list[str]:
         mine = [
             row
             for row in rows
-            if row.get("policy") == policy or (row["kind"] in UNTRAINED and row["configuration"] == first["configuration"])
+            if row.get("policy") == policy
+            or (row["kind"] in UNTRAINED and row["configuration"] == first["configuration"])
         ]
         shown = gated(rows, first["model"], [b.name for b in behaviours(with_relations=False)])
         chosen = choose(shown)
-        title = f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
-        lines += [title, "", *(note + "\n" for note in chosen.notes), *_of_policy(mine, shown, chosen.held_out)]
+        title = (
+            f"# The policy {policy[:12]}, trained in {first['policy_model']}, {first['iteration']} iterations"
+        )
+        lines += [
+            title,
+            "",
+            *(note + "\n" for note in chosen.notes),
+            *_of_policy(mine, shown, chosen.held_out),
+        ]
     transfer = trading(row for row in rows if row["kind"] == "transfer")
     if transfer:
         zero = trading(row for row in rows if row["kind"] == "zero-shot")
@@ -470,8 +549,13 @@ def tables(rows: list[Row]) -> list[str]:
 
 
 def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
-    ordered = [b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names]  # type: ignore[arg-type]
-    kinds = {kind: [row for row in mine if row["kind"] == kind] for kind in ("zero-shot", "untrained", "fresh", *TRAINED)}
+    ordered = [
+        b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names
+    ]  # type: ignore[arg-type]
+    kinds = {
+        kind: [row for row in mine if row["kind"] == kind]
+        for kind in ("zero-shot", "untrained", "fresh", *TRAINED)
+    }
     zero = trading(kinds["zero-shot"])
     cutting = [row for row in kinds["zero-shot"] if row not in zero]
     untrained, adapted, scratch = (trading(kinds[kind]) for kind in ("untrained", *TRAINED))
@@ -502,7 +586,11 @@ def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
         lines[-1] += f"{paper.PASSES['warm_start_passes']:,.0f} passes besides the deployment.\n"
     if scratch:
         n = scratch[0]["training"]["iterations"]
-        lines += [*title(f"From scratch, {n} iterations on the behaviour", scratch), *zero_shot_table(held_out, scratch), ""]
+        lines += [
+            *title(f"From scratch, {n} iterations on the behaviour", scratch),
+            *zero_shot_table(held_out, scratch),
+            "",
+        ]
     return lines
 
 
@@ -519,15 +607,28 @@ def _against(zero: list[Row], control: list[Row], ours: str, theirs: str) -> lis
                 ]
                 if all(rows and all(row["f"] >= TAU for row in rows) for rows in both):
                     ratios.append(
-                        [np.mean([r[k] for r in both[0]]) / np.mean([r[k] for r in both[1]]) for k in ("edges", "passes")]
+                        [
+                            np.mean([r[k] for r in both[0]]) / np.mean([r[k] for r in both[1]])
+                            for k in ("edges", "passes")
+                        ]
                     )
             if ratios:
                 edges, passes = np.exp(np.log(ratios).mean(0))
                 smaller = sum(r[0] < 1 for r in ratios)
                 counts = [f"{edges:.2f}", f"{passes:.2f}", f"{smaller} of {len(ratios)}"]
                 lines.append([what, deployed, *counts])
-    head = ["behaviours", "rollouts", f"edges, {ours} / {theirs}", f"passes, {ours} / {theirs}", f"smaller {ours}"]
-    return [*table(head, lines), "", "Geometric means over the behaviours on which both reach f ≥ 0.9 with every seed."]
+    head = [
+        "behaviours",
+        "rollouts",
+        f"edges, {ours} / {theirs}",
+        f"passes, {ours} / {theirs}",
+        f"smaller {ours}",
+    ]
+    return [
+        *table(head, lines),
+        "",
+        "Geometric means over the behaviours on which both reach f ≥ 0.9 with every seed.",
+    ]
 
 
 def _across(transfer: list[Row], zero: list[Row]) -> list[str]:
@@ -551,7 +652,9 @@ def smooth(values: list[float]) -> list[float]:
 
 def figure(rows: list[Row], path: Path) -> None:
     """Return per iteration after a warm start and from scratch: SVG, PNG and the numbers as CSV."""
-    rows = list({key(row | {"trades": False}): row for row in rows if "learning" in row}.values())  # training knows no deployment
+    rows = list(
+        {key(row | {"trades": False}): row for row in rows if "learning" in row}.values()
+    )  # training knows no deployment
     names = list(dict.fromkeys(row["behaviour"] for row in rows))
     if not names:
         raise SystemExit("no row has a learning curve yet")
@@ -584,32 +687,49 @@ def figure(rows: list[Row], path: Path) -> None:
         for row in rows:
             known = row["learning"]
             smoothed = smooth(known["return"])
-            for i, values in enumerate(zip(known["iteration"], known["return"], known["f"], known["edges"], strict=True)):
+            for i, values in enumerate(
+                zip(known["iteration"], known["return"], known["f"], known["edges"], strict=True)
+            ):
                 iteration, reward, f, edges = values
                 writer.writerow(
-                    [row["behaviour"], row["kind"], iteration, *(f"{x:.6g}" for x in (reward, smoothed[i], f, edges))]
+                    [
+                        row["behaviour"],
+                        row["kind"],
+                        iteration,
+                        *(f"{x:.6g}" for x in (reward, smoothed[i], f, edges)),
+                    ]
                 )
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--policy", type=Path, help="folder of the policy")
     parser.add_argument("--other", type=Path, help="folder of a policy that was trained in another model")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
-    parser.add_argument("--only", default="", help="only cells whose line matches this, like 'transfer .* in toy'")
+    parser.add_argument(
+        "--behaviours", default="", help="comma-separated; default: all that the model exhibits"
+    )
+    parser.add_argument(
+        "--only", default="", help="only cells whose line matches this, like 'transfer .* in toy'"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of sampled rollouts")
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=20, help="discovery pairs")
     parser.add_argument("--adapt-iterations", type=int, default=80)
     parser.add_argument("--scratch-iterations", type=int, default=200)
     parser.add_argument("--transitions", type=int, default=512, help="per iteration")
-    parser.add_argument("--envs", type=int, help="episodes side by side; default: {cuda} on a GPU, else {cpu}".format(**ENVS))
+    parser.add_argument(
+        "--envs", type=int, help="episodes side by side; default: {cuda} on a GPU, else {cpu}".format(**ENVS)
+    )
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
-    parser.add_argument("--found", type=Path, help="folder of `mechrl reproduce`, of which greedy rollouts are taken over")
+    parser.add_argument(
+        "--found", type=Path, help="folder of `mechrl reproduce`, of which greedy rollouts are taken over"
+    )
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)

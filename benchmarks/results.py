@@ -18,7 +18,12 @@ from rows import Row, judged, read
 
 HERE = Path(__file__).parent
 TAU = 0.9
-SEARCHES = {"greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning", "blockwise": "blockwise"}
+SEARCHES = {
+    "greedy": "EAP-IG greedy",
+    "acdc": "ACDC",
+    "edge-pruning": "Edge Pruning",
+    "blockwise": "blockwise",
+}
 POLICIES = {  # by whether it trades, and the number of rollouts
     (True, 0): "policy, greedy",
     (True, 16): "policy, 16 + 1",
@@ -33,7 +38,9 @@ def of_searches(rows: list[Row], table: str) -> dict[str, dict[str, list[Row]]]:
     for row in rows:
         if row["table"] != table or "error" in row or row["settings"]["whole_graph"]:
             continue
-        best = found.setdefault(row["behaviour"], {}).setdefault(SEARCHES.get(row["settings"]["method"], ""), [])
+        best = found.setdefault(row["behaviour"], {}).setdefault(
+            SEARCHES.get(row["settings"]["method"], ""), []
+        )
         if judged(row) >= TAU and (not best or row["edges_pruned"] < best[0]["edges"]):
             best[:] = [row | {"edges": row["edges_pruned"]}]
     return found
@@ -57,7 +64,8 @@ def cells(rows: list[Row] | None) -> list[str]:
         return ["not reached", "", ""]
     spread = [[row[key] for row in rows] for key in ("edges", "f_test", "passes")]
     return [
-        f"{np.mean(numbers):,.{digits}f}" + (f" ± {np.std(numbers, ddof=1):,.{digits}f}" if len(rows) > 1 else "")
+        f"{np.mean(numbers):,.{digits}f}"
+        + (f" ± {np.std(numbers, ddof=1):,.{digits}f}" if len(rows) > 1 else "")
         for numbers, digits in zip(spread, (0, 3, 0), strict=True)
     ]
 
@@ -65,12 +73,24 @@ def cells(rows: list[Row] | None) -> list[str]:
 def overfitting(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dict[str, list[Row]]]) -> None:
     """What f loses on fresh pairs, where all of these methods reach τ and so have about the same f to lose from; ACDC overshoots τ."""
     found = {name: searches.get(name, {}) | policy[name] for name in policy}
-    methods = ["EAP-IG greedy", "ACDC", "blockwise", *(m for m in POLICIES.values() if any(m in of for of in policy.values()))]
-    common = [name for name, of in found.items() if all(of.get(m) and all(r["f"] >= TAU for r in of[m]) for m in methods)]
+    methods = [
+        "EAP-IG greedy",
+        "ACDC",
+        "blockwise",
+        *(m for m in POLICIES.values() if any(m in of for of in policy.values())),
+    ]
+    common = [
+        name
+        for name, of in found.items()
+        if all(of.get(m) and all(r["f"] >= TAU for r in of[m]) for m in methods)
+    ]
     print(f"Where all of them reach {TAU} ({', '.join(common)}):\n")
     print("| method | mean f, discovery pairs | mean f, fresh pairs | loss |\n| --- | --- | --- | --- |")
     for method in methods:
-        f, fresh = (np.mean([np.mean([row[key] for row in found[name][method]]) for name in common]) for key in ("f", "f_test"))
+        f, fresh = (
+            np.mean([np.mean([row[key] for row in found[name][method]]) for name in common])
+            for key in ("f", "f_test")
+        )
         print(f"| {method} | {f:.3f} | {fresh:.3f} | {f - fresh:.3f} |")
     print()
 
@@ -82,9 +102,16 @@ def wins(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dict[str, 
         for mine, ours in of.items():
             for rival, theirs in searches.get(behaviour, {}).items():
                 if rival and theirs and all(judged(row) >= TAU for row in ours):
-                    pair = [[np.mean([row[key] for row in rows]) for key in ("edges", "passes")] for rows in (ours, theirs)]
-                    smaller.setdefault((rival, mine), []).append((bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1])))
-    print(f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |")
+                    pair = [
+                        [np.mean([row[key] for row in rows]) for key in ("edges", "passes")]
+                        for rows in (ours, theirs)
+                    ]
+                    smaller.setdefault((rival, mine), []).append(
+                        (bool(pair[0][0] < pair[1][0]), bool(pair[0][1] < pair[1][1]))
+                    )
+    print(
+        f"Where both reach {TAU}:\n\n| | against | behaviours | smaller | cheaper | both |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for (rival, mine), won in sorted(smaller.items()):
         counts = [len(won), sum(a for a, _ in won), sum(b for _, b in won), sum(a and b for a, b in won)]
         print(f"| {mine} | {rival} | {' | '.join(map(str, counts))} |")
@@ -95,7 +122,9 @@ def main() -> None:
     of_search, of_agent = read(HERE / "search/rows.jsonl"), read(HERE / "policy/smollm2/rows.jsonl")
     searches, policy = of_searches(of_search, "discovery"), of_policy(of_agent, "zero-shot")
     methods = [*SEARCHES.values(), *POLICIES.values()]
-    print(f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |")
+    print(
+        f"| behaviour | method | edges at f ≥ {TAU} | f, fresh pairs | passes |\n| --- | --- | --- | --- | --- |"
+    )
     for behaviour in policy:
         both = searches.get(behaviour, {}) | policy[behaviour]
         for method in methods:
@@ -105,7 +134,9 @@ def main() -> None:
     wins(searches, policy)
     searches, policy = of_searches(of_search, "fresh"), of_policy(of_agent, "fresh")
     if policy:
-        print(f"\n## At f ≥ {TAU} on fresh pairs\n\n100 discovery pairs; validation pairs decide. Without a line: not run.\n")
+        print(
+            f"\n## At f ≥ {TAU} on fresh pairs\n\n100 discovery pairs; validation pairs decide. Without a line: not run.\n"
+        )
         print(f"| behaviour | method | edges at f ≥ {TAU} on validation pairs | f, test pairs | passes |")
         print("| --- | --- | --- | --- | --- |")
         for behaviour in policy:

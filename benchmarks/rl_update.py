@@ -40,7 +40,11 @@ def random_states(tables: Tables, n: int, rng: np.random.Generator, looks: bool)
     mask = inside & (rng.random(inside.shape) < rng.uniform(0.1, 1, (n, 1)))
     values = rng.random((n, 6), dtype=np.float32)
     states = States(*(torch.from_numpy(x).to(tables.edges.device) for x in (task, mask, values)))
-    return replace(states, looks=look(torch.randn(mask.shape, device=states.mask.device) * states.mask)) if looks else states
+    return (
+        replace(states, looks=look(torch.randn(mask.shape, device=states.mask.device) * states.mask))
+        if looks
+        else states
+    )
 
 
 def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator, looks: bool) -> Rollout:
@@ -57,18 +61,27 @@ def random_rollout(trainer: Trainer, picks: str, rng: np.random.Generator, looks
     actions = [torch.from_numpy(x).to(trainer.device) for x in (kind, edges, node)]
     with torch.no_grad():
         log_prob = trainer.policy.evaluate(tables, states, *actions).log_prob
-    advantage, target = (torch.from_numpy(rng.normal(size=n).astype(np.float32)).to(trainer.device) for _ in range(2))
+    advantage, target = (
+        torch.from_numpy(rng.normal(size=n).astype(np.float32)).to(trainer.device) for _ in range(2)
+    )
     return Rollout(Record.of(tables, states, *actions), log_prob, advantage, target, task, kind)
 
 
 def synthetic_trainer(tables: Tables, config: PPOConfig, width: int, device: str) -> Trainer:
     """A trainer without tasks and environments."""
     trainer = object.__new__(Trainer)
-    trainer.tasks, trainer.config, trainer.device, trainer.group = [None] * len(tables.edges), config, torch.device(device), None  # type: ignore[list-item]
+    trainer.tasks, trainer.config, trainer.device, trainer.group = (
+        [None] * len(tables.edges),
+        config,
+        torch.device(device),
+        None,
+    )  # type: ignore[list-item]
     torch.manual_seed(0)
     trainer.policy = Policy(PolicyConfig(width)).to(device)
     trainer.parameters = list(trainer.policy.parameters())
-    trainer.optimiser = torch.optim.Adam(trainer.parameters, lr=1e-6, eps=config.adam_eps, fused=device == "cuda")
+    trainer.optimiser = torch.optim.Adam(
+        trainer.parameters, lr=1e-6, eps=config.adam_eps, fused=device == "cuda"
+    )
     trainer.rng, trainer.tables, trainer.iteration = np.random.default_rng(0), tables, 0
     return trainer
 
@@ -90,7 +103,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    for name, cuda, cpu in (("tasks", 12, 3), ("edges", 5000, 600), ("nodes", 300, 60), ("width", 128, 64), ("envs", 64, 16)):
+    for name, cuda, cpu in (
+        ("tasks", 12, 3),
+        ("edges", 5000, 600),
+        ("nodes", 300, 60),
+        ("width", 128, 64),
+        ("envs", 64, 16),
+    ):
         parser.add_argument(f"--{name}", type=int, default=cuda if on_gpu else cpu)
     parser.add_argument("--transitions", type=int, default=512 if on_gpu else 64)
     parser.add_argument("--repeats", type=int, default=10 if on_gpu else 2)
@@ -104,13 +123,17 @@ def main() -> None:
     generator = torch.Generator(given.device).manual_seed(0)
     states = random_states(tables, given.envs, rng, given.looks)
     result: dict[str, object] = vars(given) | {
-        "act_ms": milliseconds(lambda: trainer.policy.act(tables, states, generator), given.repeats, given.device)
+        "act_ms": milliseconds(
+            lambda: trainer.policy.act(tables, states, generator), given.repeats, given.device
+        )
     }
     for picks in ("mean", "worst"):
         rollout = random_rollout(trainer, picks, rng, given.looks)
         if given.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        result[f"update_{picks}_ms"] = milliseconds(lambda: trainer._update(rollout), given.repeats, given.device)  # noqa: B023
+        result[f"update_{picks}_ms"] = milliseconds(
+            lambda: trainer._update(rollout), given.repeats, given.device
+        )
         if given.device == "cuda":
             result[f"update_{picks}_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if given.profile:

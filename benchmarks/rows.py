@@ -56,7 +56,9 @@ def judged(row: Row) -> float:
 def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:
     """The rows at hand, of `path` itself and of an earlier run, in `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = {key(row): row for file in (path, resume) if file is not None and file.exists() for row in read(file)}
+    rows = {
+        key(row): row for file in (path, resume) if file is not None and file.exists() for row in read(file)
+    }
     temporary = path.with_name(".rows.jsonl")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     os.replace(temporary, path)
@@ -66,8 +68,17 @@ def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -
 def share(jobs: int) -> None:
     """Runs this script several times at once; every process takes cells that no other has taken."""
     with tempfile.TemporaryDirectory() as claims:
-        command = [sys.executable, sys.argv[0], *(a for a in sys.argv[1:] if not a.startswith("--jobs")), "--claims", claims]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), _SHARED_BY: str(jobs)}
+        command = [
+            sys.executable,
+            sys.argv[0],
+            *(a for a in sys.argv[1:] if not a.startswith("--jobs")),
+            "--claims",
+            claims,
+        ]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+            _SHARED_BY: str(jobs),
+        }
         workers = [subprocess.Popen(command, env=environment) for _ in range(jobs)]
         for worker in workers:
             worker.wait()

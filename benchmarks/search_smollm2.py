@@ -72,9 +72,12 @@ class Cell:
     @property
     def label(self) -> str:
         s = self.settings
-        name = {"top-n": "EAP-IG top-n", "greedy": "EAP-IG greedy", "acdc": "ACDC", "edge-pruning": "Edge Pruning"}.get(
-            s.method, s.method
-        )
+        name = {
+            "top-n": "EAP-IG top-n",
+            "greedy": "EAP-IG greedy",
+            "acdc": "ACDC",
+            "edge-pruning": "Edge Pruning",
+        }.get(s.method, s.method)
         if s.method in ("top-n", "greedy") and s.prefilter == "kl":
             name += " (KL)"
         if s.whole_graph:
@@ -101,7 +104,14 @@ def cells(names: list[str]) -> list[Cell]:
         # top-n and greedy rank by one score
         for method in ("top-n", "greedy"):
             found += [Cell(1, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
-            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, holds_on="fresh", prefilter="metric")))
+            found.append(
+                Cell(
+                    fresh,
+                    "fresh",
+                    name,
+                    Settings(method, pairs=FRESH_PAIRS, holds_on="fresh", prefilter="metric"),
+                )
+            )
         # elsewhere there are ten thousand candidates or more, and ACDC tests every one of them on all pairs, three times
         for method in ("blockwise", "acdc") if name in SHARP else ("blockwise",):
             found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, holds_on="fresh")))
@@ -142,7 +152,11 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
 
 def same_search(cell: Cell, rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """The row of another table whose search was the same, as this cell's."""
-    known = (row for row in rows if row["behaviour"] == cell.behaviour and row["settings"] == cell.settings.to_json())
+    known = (
+        row
+        for row in rows
+        if row["behaviour"] == cell.behaviour and row["settings"] == cell.settings.to_json()
+    )
     return next((row | about(cell) for row in known if "error" not in row), None)
 
 
@@ -180,7 +194,11 @@ def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, 
     by_key = {cell.key: cell for cell in wanted if cell.table == "discovery"}
     for known in done_cells(folder):
         circuit = Circuit.load(folder / known["result"]["circuit"])
-        settings = {name: circuit.settings[name] for name in Settings("greedy").to_json() | {"thresholds": 0} if name in circuit.settings}
+        settings = {
+            name: circuit.settings[name]
+            for name in Settings("greedy").to_json() | {"thresholds": 0}
+            if name in circuit.settings
+        }
         if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):
             yield cell, circuit, known["result"]["device"]
 
@@ -189,9 +207,17 @@ def take_over(arguments: argparse.Namespace) -> None:
     """CPR and CMD are computed here; all else is what the reproduction measured."""
     rows = bring_together(arguments.out / "rows.jsonl", arguments.resume, of_cell)
     model = load_model(arguments.model, device=arguments.device)
-    wanted = [cell for cell in cells([b.name for b in behaviours(with_relations=False)]) if cell.key not in rows]
+    wanted = [
+        cell for cell in cells([b.name for b in behaviours(with_relations=False)]) if cell.key not in rows
+    ]
     for cell, circuit, device in found_in(arguments.found, wanted):
-        row = {**about(cell), "model": circuit.model, "version": circuit.version, "device": device, **result(circuit)}
+        row = {
+            **about(cell),
+            "model": circuit.model,
+            "version": circuit.version,
+            "device": device,
+            **result(circuit),
+        }
         append(arguments.out / "rows.jsonl", [row | areas(model, circuit)])
         print(f"{cell.behaviour} {cell.label}: {line(row)}", flush=True)
 
@@ -200,7 +226,9 @@ def line(row: dict[str, Any]) -> str:
     """For people."""
     if "error" in row:
         return row["error"]
-    return "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(**row)
+    return "{edges_pruned} edges, f {f:.3f}, test {f_test:.3f}, {passes:.0f} passes, {seconds:.1f} s".format(
+        **row
+    )
 
 
 def of_cell(row: dict[str, Any]) -> str:
@@ -210,9 +238,17 @@ def of_cell(row: dict[str, Any]) -> str:
 def measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + arguments.seconds
     path = arguments.out / "rows.jsonl"
-    rows = {row["key"]: row for row in read(path)} if arguments.claims else bring_together(path, arguments.resume, of_cell)
+    rows = (
+        {row["key"]: row for row in read(path)}
+        if arguments.claims
+        else bring_together(path, arguments.resume, of_cell)
+    )
     model = load_model(arguments.model, device=arguments.device)
-    asked = arguments.behaviours.split(",") if arguments.behaviours else [b.name for b in behaviours(with_relations=False)]
+    asked = (
+        arguments.behaviours.split(",")
+        if arguments.behaviours
+        else [b.name for b in behaviours(with_relations=False)]
+    )
     verdicts = [gate.judge(model, get_behaviour(name)) for name in asked]
     for verdict in verdicts:
         if not verdict.exhibited:
@@ -232,14 +268,22 @@ def measure(arguments: argparse.Namespace) -> None:
         try:
             row = same_search(cell, rows.values()) or run(model, cell, deadline)
         except Interrupted:
-            print(f"time is up within {cell.table} {cell.behaviour} {cell.label}, {len(todo) - i} cells to go")
+            print(
+                f"time is up within {cell.table} {cell.behaviour} {cell.label}, {len(todo) - i} cells to go"
+            )
             return
         except (OutOfMemory, torch.cuda.OutOfMemoryError):
-            print(f"{cell.table} {cell.behaviour} {cell.label}: out of memory; to be run again with fewer --jobs", flush=True)
+            print(
+                f"{cell.table} {cell.behaviour} {cell.label}: out of memory; to be run again with fewer --jobs",
+                flush=True,
+            )
             continue
         append(path, [row])
         took = time.monotonic() - begin
-        print(f"[{i + 1}/{len(todo)}, {took:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {line(row)}", flush=True)
+        print(
+            f"[{i + 1}/{len(todo)}, {took:.1f} s] {cell.table} {cell.behaviour} {cell.label}: {line(row)}",
+            flush=True,
+        )
 
 
 def tables(rows: list[dict[str, Any]]) -> None:
@@ -253,7 +297,9 @@ def tables(rows: list[dict[str, Any]]) -> None:
     }
     for table, title in titles.items():
         print(f"\n## {title}\n")
-        print("| behaviour | method | edges | raw | f discovery | f test | passes | seconds | candidates | CPR | CMD |")
+        print(
+            "| behaviour | method | edges | raw | f discovery | f test | passes | seconds | candidates | CPR | CMD |"
+        )
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         mine = [cell for cell in wanted if cell.table == table]
         names = list(dict.fromkeys(cell.behaviour for cell in mine))
@@ -266,13 +312,23 @@ def tables(rows: list[dict[str, Any]]) -> None:
         print("| behaviour | method |", " | ".join(map(str, N_PAIRS)), "|")
         print("| --- | --- |", " | ".join("---" for _ in N_PAIRS), "|")
         for name, label in dict.fromkeys((cell.behaviour, cell.label) for cell in mine):
-            keys = {cell.settings.pairs: cell.key for cell in mine if (cell.behaviour, cell.label) == (name, label)}
+            keys = {
+                cell.settings.pairs: cell.key
+                for cell in mine
+                if (cell.behaviour, cell.label) == (name, label)
+            }
             texts = []
             for n in N_PAIRS:
                 row = known.get(keys[n], {"error": "not run"})
-                texts.append(row["error"] if "error" in row else f"{row['edges_pruned']}, {row['f']:.3f} → {row['f_test']:.3f}")
+                texts.append(
+                    row["error"]
+                    if "error" in row
+                    else f"{row['edges_pruned']}, {row['f']:.3f} → {row['f_test']:.3f}"
+                )
             print(f"| {name} | {label} |", " | ".join(texts), "|")
-        fewer = sorted({(row["behaviour"], row["pairs"]) for row in rows if row["pairs"] < row["settings"]["pairs"]})
+        fewer = sorted(
+            {(row["behaviour"], row["pairs"]) for row in rows if row["pairs"] < row["settings"]["pairs"]}
+        )
         for name, n in fewer:
             print(f"\n{name} has {n} discovery pairs in all.")
     names = list(dict.fromkeys(cell.behaviour for cell in wanted if cell.table == "seeds"))
@@ -281,18 +337,30 @@ def tables(rows: list[dict[str, Any]]) -> None:
         print("| behaviour | draws | edges | passes | f test | edges of each |")
         print("| --- | --- | --- | --- | --- | --- |")
     for name in names:
-        some = [known[c.key] for c in wanted if (c.table, c.behaviour) == ("seeds", name) and "edges" in known.get(c.key, {})]
+        some = [
+            known[c.key]
+            for c in wanted
+            if (c.table, c.behaviour) == ("seeds", name) and "edges" in known.get(c.key, {})
+        ]
         if some:
             spreads = [Spread.of(row[key] for row in some) for key in ("edges_pruned", "passes", "f_test")]
             texts = [spread.text(digits) for spread, digits in zip(spreads, (1, 0, 3), strict=True)]
-            print(f"| {name} | {len(some)} |", " | ".join(texts), "|", ", ".join(str(row["edges_pruned"]) for row in some), "|")
+            print(
+                f"| {name} | {len(some)} |",
+                " | ".join(texts),
+                "|",
+                ", ".join(str(row["edges_pruned"]) for row in some),
+                "|",
+            )
     missing = sum(cell.key not in known for cell in wanted)
     print(f"\n{len(wanted) - missing} of {len(wanted)} cells were run.")
     searches = [row for row in rows if row["table"] == "discovery" and row["settings"]["whole_graph"]]
     if searches:
         slowest = max(searches, key=lambda row: row["seconds"])
         evaluated = np.sum([v for k, v in slowest.items() if k.startswith("evaluated")])
-        circuits = f" ({evaluated:,.0f} circuits evaluated)" if evaluated else ""  # a row that was taken over does not say
+        circuits = (
+            f" ({evaluated:,.0f} circuits evaluated)" if evaluated else ""
+        )  # a row that was taken over does not say
         print(
             f"\nSlowest ACDC over the whole graph: {slowest['behaviour']}, {slowest['seconds']:.0f} s for {slowest['passes']:,.0f} passes"
             f"{circuits} on {slowest['device']}."
@@ -309,18 +377,24 @@ def columns(row: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--behaviours", default="", help="comma-separated; default: all that the model exhibits")
+    parser.add_argument(
+        "--behaviours", default="", help="comma-separated; default: all that the model exhibits"
+    )
     parser.add_argument("--only", default="", help="only cells whose 'table method' contains this")
     parser.add_argument("--without", default="", help="comma-separated methods to leave out")
     parser.add_argument("--resume", type=Path, help="rows of an earlier run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop cleanly after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work, as --jobs=N")
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--found", type=Path, help="folder of `mechrl reproduce`, of which the same searches are taken over")
+    parser.add_argument(
+        "--found", type=Path, help="folder of `mechrl reproduce`, of which the same searches are taken over"
+    )
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:

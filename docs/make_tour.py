@@ -67,7 +67,10 @@ assert mechrl.Circuit.load(path).edges == small.edges""",
 
 
 def main() -> None:
-    cells = [new_code_cell(text) if i >= 2 and i % 2 == 0 else new_markdown_cell(text) for i, text in enumerate(CELLS)]
+    cells = [
+        new_code_cell(text) if i >= 2 and i % 2 == 0 else new_markdown_cell(text)
+        for i, text in enumerate(CELLS)
+    ]
     for i, cell in enumerate(cells):
         cell["id"] = f"cell-{i}"
     notebook = new_notebook(cells=cells)

@@ -49,7 +49,13 @@ TEXTS_PER_TEMPLATE = 4000
 FIRST, FIRST_STEPS = ("ioi", "docstring", "multiple-choice", "induction"), 600
 # Texts of a behaviour, or of each in a family, relative to the others: more where learning is slow, fewer where it is
 # quick or the answers are mostly chance.
-SHARE = {"ioi": 2.0, "greater-than": 0.5, "simple-syllogism": 0.5, "multiple-choice": 1.5, "multiple-choice-lookup": 4.0}
+SHARE = {
+    "ioi": 2.0,
+    "greater-than": 0.5,
+    "simple-syllogism": 0.5,
+    "multiple-choice": 1.5,
+    "multiple-choice-lookup": 4.0,
+}
 OTHER_TOKENS = 0.03  # weight of a token that is not the answer
 
 CAPITAL_FACTS = (
@@ -95,7 +101,9 @@ def make_texts(tokenizer: Tokenizer, rng: Random) -> tuple[list[list[int]], int]
     lexicon = Lexicon(tokenizer)
     texts: list[str] = []
     n_first = 0
-    for behaviour in sorted(behaviours(with_relations=False), key=lambda behaviour: behaviour.family not in FIRST):
+    for behaviour in sorted(
+        behaviours(with_relations=False), key=lambda behaviour: behaviour.family not in FIRST
+    ):
         assert callable(behaviour.source)
         share = SHARE.get(behaviour.name, SHARE.get(behaviour.family, 1.0))
         n = 0
@@ -127,7 +135,9 @@ def make_texts(tokenizer: Tokenizer, rng: Random) -> tuple[list[list[int]], int]
 def clean(behaviour: Behaviour, row: Row, rng: Random) -> list[str]:
     """The clean prompt with its answer."""
     text = row.clean + rng.choice(row.answers)
-    if behaviour.family == "ioi" and rng.random() < 1 / 3:  # did the first name always receive, nobody need look further
+    if (
+        behaviour.family == "ioi" and rng.random() < 1 / 3
+    ):  # did the first name always receive, nobody need look further
         first, second = row.answers[0], row.foils[0]
         text = text.replace(f"{first} and{second}", f"{second} and{first}")
     return [text]
@@ -137,7 +147,9 @@ def corrupted(behaviour: Behaviour, row: Row, rng: Random) -> list[str]:
     """The corrupted prompt with an answer that is right for it: the foil, except where it is not."""
     match behaviour.family:
         case "ioi":  # three names: the first receives, though the second might as well
-            other_words = [new for new, old in zip(row.corrupt.split(), row.clean.split(), strict=True) if new != old]
+            other_words = [
+                new for new, old in zip(row.corrupt.split(), row.clean.split(), strict=True) if new != old
+            ]
             return [f"{row.corrupt} {other_words[0]}"]
         case "docstring":  # the argument after the last one documented; there may be none
             arguments = re.findall(r"\w+", row.corrupt.split("(")[1].split(")")[0])
@@ -152,7 +164,9 @@ def corrupted(behaviour: Behaviour, row: Row, rng: Random) -> list[str]:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def train(model: GPT2LMHeadModel, texts: list[list[int]], n_first: int, tokenizer: Tokenizer, curve: Path) -> None:
+def train(
+    model: GPT2LMHeadModel, texts: list[list[int]], n_first: int, tokenizer: Tokenizer, curve: Path
+) -> None:
     device = model.device
     decayed = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -169,7 +183,9 @@ def train(model: GPT2LMHeadModel, texts: list[list[int]], n_first: int, tokenize
         rate = PEAK * min(step / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * step / STEPS))
         for group in optimiser.param_groups:
             group["lr"] = rate
-        batch = torch.randint(n_first if step <= FIRST_STEPS else len(texts), (BATCH,), generator=generator).to(device)
+        batch = torch.randint(
+            n_first if step <= FIRST_STEPS else len(texts), (BATCH,), generator=generator
+        ).to(device)
         optimiser.zero_grad()
         loss, answer_loss = loss_of(model, tokens[batch], length[batch])
         loss.backward()
@@ -211,7 +227,10 @@ def loss_of(model: GPT2LMHeadModel, tokens: Tensor, length: Tensor) -> tuple[Ten
 
 
 def all_pairs(tokenizer: Tokenizer, seed: int, n: int) -> dict[Behaviour, Pairs]:
-    return {behaviour: behaviour.pairs(tokenizer, n, seed, n_ctx=CONTEXT) for behaviour in behaviours(with_relations=False)}
+    return {
+        behaviour: behaviour.pairs(tokenizer, n, seed, n_ctx=CONTEXT)
+        for behaviour in behaviours(with_relations=False)
+    }
 
 
 def table(model: GPT2LMHeadModel, pairs_of: dict[Behaviour, Pairs]) -> list[dict]:
@@ -260,7 +279,9 @@ def main() -> None:
     texts, n_first = make_texts(tokenizer, Random(SEED))
     test = all_pairs(tokenizer, TEST_SEED, 100)
     prompts = {tuple(ids[:-1]) for ids in texts}
-    assert not any(prompt in prompts for pairs in test.values() for prompt in pairs.clean), "a test prompt is trained on"
+    assert not any(prompt in prompts for pairs in test.values() for prompt in pairs.clean), (
+        "a test prompt is trained on"
+    )
     config = GPT2Config(
         vocab_size=tokenizer.vocab_size,
         n_positions=CONTEXT,
@@ -285,11 +306,15 @@ def main() -> None:
     config.architectures = ["GPT2LMHeadModel"]
     config.save_pretrained(args.out)
     tokenizer.backend.save(str(args.out / "tokenizer.json"))
-    tensors = {k: v.cpu().contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}  # tied
+    tensors = {
+        k: v.cpu().contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"
+    }  # tied
     save_file(tensors, args.out / "model.safetensors", metadata={"format": "pt"})
 
     seconds = time.perf_counter() - started
-    print(f"{seconds:.0f} s on {args.device}, torch {torch.__version__}, transformers {transformers.__version__}, seed {SEED}\n")
+    print(
+        f"{seconds:.0f} s on {args.device}, torch {torch.__version__}, transformers {transformers.__version__}, seed {SEED}\n"
+    )
     print("behaviour                 pairs  accuracy  KL_cut  P(answer)  P(answer | corrupted)")
     line = "{name:24} {pairs:6} {accuracy:9.3f} {kl_cut:7.2f} {p_answer:10.3f} {corrupt_p_answer:11.3f}"
     for row in table(model, test):

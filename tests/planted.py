@@ -73,13 +73,22 @@ def planted_qkv(architecture: str = "gpt2") -> Planted:
     plan.match(1, 1, TOKEN, A)
     plan.move(1, 1, TOKEN, B)
     plan.look_up(2, B, C, table)
-    edges = ["input->a0.h3<v>", "input->a1.h1<q>", "a0.h3->a1.h1<k>", "input->a1.h1<v>", "a1.h1->m2", "m2->logits"]
+    edges = [
+        "input->a0.h3<v>",
+        "input->a1.h1<q>",
+        "a0.h3->a1.h1<k>",
+        "input->a1.h1<v>",
+        "a1.h1->m2",
+        "m2->logits",
+    ]
     clean, corrupt = _distinct_tokens()
     # the place differs between the prompts of a pair: were it the same, v alone would do, for q and k could both be corrupted
     row = torch.arange(PAIRS)
     place, other = 1 + row % (LENGTH - 3), 1 + (row + 1) % (LENGTH - 3)
     clean[:, -1], corrupt[:, -1] = clean[row, place], corrupt[row, other]
-    return plan.planted(C, clean, corrupt, table[clean[row, place + 1]], table[corrupt[row, other + 1]], edges)
+    return plan.planted(
+        C, clean, corrupt, table[clean[row, place + 1]], table[corrupt[row, other + 1]], edges
+    )
 
 
 def planted_parallel(architecture: str = "gpt2") -> Planted:
@@ -95,7 +104,15 @@ def planted_parallel(architecture: str = "gpt2") -> Planted:
     plan.look_back(1, 3)
     plan.move(1, 3, B, column, columns)
     plan.look_up_pair(2, final_row, column, C)
-    edges = ["input->a0.h0<v>", "a0.h0->m1", "m1->m2", "input->a0.h2<v>", "a0.h2->a1.h3<v>", "a1.h3->m2", "m2->logits"]
+    edges = [
+        "input->a0.h0<v>",
+        "a0.h0->m1",
+        "m1->m2",
+        "input->a0.h2<v>",
+        "a0.h2->a1.h3<v>",
+        "a1.h3->m2",
+        "m2->logits",
+    ]
     clean, corrupt = _distinct_tokens()
     # rows of the corrupted prompt are shifted by one and columns by one: both paths differ in every pair
     corrupt[:, 1:] = 4 * ((rows[clean[:, 1:]] + 1) % 4) + (columns[clean[:, 1:]] + 1) % 4
@@ -179,14 +196,19 @@ class Plan:
         self.W_out[layer, n, write.start + n] += 2 / STEEP
         self.W_out[layer, n, BALANCE] -= 2 / STEEP
 
-    def planted(self, read: slice, clean: Tensor, corrupt: Tensor, answers: Tensor, foils: Tensor, edges: list[str]) -> Planted:
+    def planted(
+        self, read: slice, clean: Tensor, corrupt: Tensor, answers: Tensor, foils: Tensor, edges: list[str]
+    ) -> Planted:
         """The model whose logits read the subspace `read`, and its circuit."""
         unembedding = self.noise(VOCAB, WIDTH)
         unembedding[:, read] += LOGIT * torch.eye(VOCAB)
         model = self._gpt2(unembedding) if self.architecture == "gpt2" else self._llama(unembedding)
         # with grouped-query attention k and v belong to the KV head
         if self.shared > 1:
-            edges = [re.sub(r"h(\d)(<[kv]>)", lambda m: f"kv{int(m[1]) // self.shared}{m[2]}", edge) for edge in edges]
+            edges = [
+                re.sub(r"h(\d)(<[kv]>)", lambda m: f"kv{int(m[1]) // self.shared}{m[2]}", edge)
+                for edge in edges
+            ]
         return Planted(model, clean, corrupt, answers, foils, set(edges))
 
     def _gpt2(self, unembedding: Tensor) -> Model:
@@ -245,7 +267,9 @@ class Plan:
             W_up = self.noise(WIDTH, HIDDEN)
             W_up[CONSTANT] += 1 / K  # one, whatever the gate: what the gate lets through
             readers = {"q": self.W_q[layer], "k": self.W_k[layer], "v": self.W_v[layer]}
-            parts = {f"self_attn.{key}_proj": W.transpose(1, 2).reshape(-1, WIDTH) for key, W in readers.items()}
+            parts = {
+                f"self_attn.{key}_proj": W.transpose(1, 2).reshape(-1, WIDTH) for key, W in readers.items()
+            }
             parts |= {
                 "self_attn.o_proj": self.W_o[layer].reshape(-1, WIDTH).T,
                 "mlp.gate_proj": self.W_in[layer].T,

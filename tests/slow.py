@@ -24,7 +24,9 @@ def slow_circuit_logits(model: Model, clean_tokens: Tensor, corrupt_tokens: Tens
     return slow_circuit_logits_everywhere(model, clean_tokens, corrupt_tokens, mask)[:, -1]
 
 
-def slow_circuit_logits_everywhere(model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor) -> Tensor:
+def slow_circuit_logits_everywhere(
+    model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor
+) -> Tensor:
     """[N, T, V] the same at every position."""
     graph = model.graph
     mask = mask.to(model.dtype)

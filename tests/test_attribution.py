@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from mechrl import attribution
-from mechrl.attribution import cached, eap, eap_ig_activations, eap_ig_inputs, exact, integrated_mask_gradients, loss
+from mechrl.attribution import (
+    cached,
+    eap,
+    eap_ig_activations,
+    eap_ig_inputs,
+    exact,
+    integrated_mask_gradients,
+    loss,
+)
 from mechrl.behaviours import Pairs
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
@@ -54,7 +62,9 @@ def test_scores_equal_those_of_eap_ig(seed):
 
     n = len(pairs)  # their gradient scores are divided by the number of pairs once more
     np.testing.assert_allclose(eap(engine, objective), n * theirs("eap"), atol=1e-9, rtol=0)
-    np.testing.assert_allclose(eap_ig_inputs(engine, objective, 5, "from-corrupt"), n * theirs("eap_ig5"), atol=1e-9, rtol=0)
+    np.testing.assert_allclose(
+        eap_ig_inputs(engine, objective, 5, "from-corrupt"), n * theirs("eap_ig5"), atol=1e-9, rtol=0
+    )
     np.testing.assert_allclose(exact(engine, objective), theirs("exact"), atol=1e-9, rtol=0)
 
 
@@ -90,7 +100,9 @@ class Slow:
             for edge in range(self.graph.n_edges):
                 u, v = int(self.graph.edge_source[edge]), int(self.graph.edge_receiver[edge])
                 if u in sources:
-                    total[edge] += float(((self.corrupt[u] - self.clean[u]) * gradients[v]).sum()) / len(positions)
+                    total[edge] += float(((self.corrupt[u] - self.clean[u]) * gradients[v]).sum()) / len(
+                        positions
+                    )
         return total
 
 
@@ -109,10 +121,17 @@ def test_every_method_equals_its_definition(kind, metric):
 
     same(eap(engine, objective), slow.scores([1.0], set(), everyone))
     layers = range(graph.n_layers)
-    groups = [{0}, *({graph.head(l, h) for h in range(graph.n_heads)} for l in layers), *({graph.mlp(l)} for l in layers)]
+    groups = [
+        {0},
+        *({graph.head(l, h) for h in range(graph.n_heads)} for l in layers),
+        *({graph.mlp(l)} for l in layers),
+    ]
     for convention, positions in POSITIONS.items():
         same(eap_ig_inputs(engine, objective, 3, convention), slow.scores(positions, {0}, everyone))
-        same(eap_ig_activations(engine, objective, 3, convention), sum(slow.scores(positions, g, g) for g in groups))
+        same(
+            eap_ig_activations(engine, objective, 3, convention),
+            sum(slow.scores(positions, g, g) for g in groups),
+        )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama-gqa"])
@@ -173,7 +192,11 @@ def test_corrupting_an_edge_of_positive_score_raises_the_loss():
     engine, pairs = tiny_case("gpt2")
     for metric in METRICS[:2]:
         objective = loss(metric, pairs, engine)
-        edge = int(np.argmax(np.where(engine.graph.edge_receiver == engine.graph.logits, exact(engine, objective), 0)))
+        edge = int(
+            np.argmax(
+                np.where(engine.graph.edge_receiver == engine.graph.logits, exact(engine, objective), 0)
+            )
+        )
         mask = np.ones((1, engine.graph.n_edges), bool)
         mask[0, edge] = False
         assert eap(engine, objective)[edge] > 0
@@ -224,7 +247,9 @@ def test_whatever_determines_the_scores_misses(cache):
         lambda: cached(engine, other, "logit-difference", steps=2),
         lambda: cached(Engine(tiny("gpt2", dtype=torch.float32), pairs), pairs, "logit-difference", steps=2),
         lambda: cached(Engine(tiny("gpt2", seed=1), pairs), pairs, "logit-difference", steps=2),
-        lambda: cached(Engine(tiny("gpt2"), other.take([0, 1])), pairs.take([0, 1]), "logit-difference", steps=2),
+        lambda: cached(
+            Engine(tiny("gpt2"), other.take([0, 1])), pairs.take([0, 1]), "logit-difference", steps=2
+        ),
     ]
     for i, case in enumerate(cases, 1):
         case()

@@ -45,7 +45,21 @@ BEHAVIOURS = {
     "view": ["view", "circuit.json", "--behaviour", "{}", "--no-browser"],
 }
 # a moment's work, for commands that write into a folder
-SMALL_RUN = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
+SMALL_RUN = [
+    "--k",
+    "20",
+    "--pairs",
+    "2",
+    "--transitions",
+    "8",
+    "--envs",
+    "2",
+    "--iterations",
+    "1",
+    "--device",
+    "cpu",
+    "--force",
+]
 WRITERS = {
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "{}"],
     "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "{}"],
@@ -94,7 +108,11 @@ def here(toy: Model, wrong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def load(name: str, **options: object) -> Model:
-        return toy if name == "toy" and resolve_device(str(options["device"])).type == "cpu" else load_model(name, **options)  # type: ignore[arg-type]
+        return (
+            toy
+            if name == "toy" and resolve_device(str(options["device"])).type == "cpu"
+            else load_model(name, **options)
+        )  # type: ignore[arg-type]
 
     monkeypatch.setattr("mechrl.models.load_model", load)
 
@@ -105,7 +123,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def refused(capsys: pytest.CaptureFixture[str], command: list[str], message: str, code: int = 1, lines: int | None = 1) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], command: list[str], message: str, code: int = 1, lines: int | None = 1
+) -> str:
     """Runs a command that must fail as all should; returns the line."""
     before = files(Path())
     returned = cli.run(command)
@@ -129,15 +149,26 @@ def with_(command: list[str], value: str) -> list[str]:
 @every(CIRCUITS)
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("missing.json", "no such file"), ("truncated.json", "cut short"), ("a-file", "not valid JSON"), (".", "cannot be read")],
+    [
+        ("missing.json", "no such file"),
+        ("truncated.json", "cut short"),
+        ("a-file", "not valid JSON"),
+        (".", "cannot be read"),
+    ],
 )
-def test_circuits_that_are_none(command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_circuits_that_are_none(
+    command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert path in refused(capsys, with_(command, path), message)
 
 
 @every({name: CIRCUITS[name] for name in ("validate", "export", "view")})
-@pytest.mark.parametrize(("path", "message"), [("other-model.json", "layers"), ("other-weights.json", "other weights")])
-def test_a_circuit_of_another_model(command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "message"), [("other-model.json", "layers"), ("other-weights.json", "other weights")]
+)
+def test_a_circuit_of_another_model(
+    command: list[str], path: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused(capsys, [*with_(command, path), "--model", "toy", "--device", "cpu"], message)
 
 
@@ -152,7 +183,9 @@ def test_a_circuit_of_another_model(command: list[str], path: str, message: str,
         (f"{ESCAPE}.csv", r"\x1b[31mred\x07\x9b2J\n.csv: no such file"),
     ],
 )
-def test_behaviours_that_are_none(command: list[str], behaviour: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_behaviours_that_are_none(
+    command: list[str], behaviour: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused(capsys, with_(command, behaviour), message)
 
 
@@ -169,10 +202,14 @@ def test_behaviours_that_are_none(command: list[str], behaviour: str, message: s
         (ESCAPE, r"\x1b[31mred"),
     ],
 )
-def test_models_that_are_none(command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_are_none(
+    command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Known only after the behaviour and, for policies, the policy are: both are fine here."""
     policy = (
-        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")] if command[0] in ("deploy", "adapt") else []
+        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")]
+        if command[0] in ("deploy", "adapt")
+        else []
     )
     line = refused(capsys, [*with_(command, "ioi"), *policy, "--model", model], message)
     assert len(line) < 1100
@@ -184,7 +221,9 @@ def test_a_model_that_a_worker_does_not_find(command: list[str], capsys: pytest.
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("mechrl: ") == 1
     assert printed.err.splitlines()[-1].startswith("mechrl: no/such/model: no such directory")
-    assert all(path.startswith(("out/.lock", "out/cells/gate-")) for path in files(Path()) if path.startswith("out/"))
+    assert all(
+        path.startswith(("out/.lock", "out/cells/gate-")) for path in files(Path()) if path.startswith("out/")
+    )
 
 
 @every({name: BEHAVIOURS[name] for name in ("deploy", "adapt")} | {"train": ["train", "--behaviours", "{}"]})
@@ -246,7 +285,10 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("reproduce --report-only --out out", 1),
         ("export circuit.json", 1),
         ("export circuit.json circuit.json --eap-ig out.json", 1),
-        ("view circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json", 1),
+        (
+            "view circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json circuit.json",
+            1,
+        ),
         ("view circuit.json --model toy --no-model", 1),
         ("view", 2),
         ("behaviours --pairs 0", 2),
@@ -258,7 +300,9 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("serch", 2),
     ],
 )
-def test_out_of_range_or_not_understood(arguments: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_range_or_not_understood(
+    arguments: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = refused(capsys, arguments.split(), "", code)
     assert code == 1 or "--help`" in line
 
@@ -272,7 +316,9 @@ def test_a_file_where_a_folder_should_be(command: list[str], capsys: pytest.Capt
 
 
 @every(WRITERS | WORKSHOPS)
-def test_a_read_only_folder(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root may write anywhere, so the system's answer is made up."""
     Path("locked").mkdir(mode=0o500)
     may = os.access
@@ -327,9 +373,14 @@ def test_files_that_are_cut_off(command: list[str], capsys: pytest.CaptureFixtur
 def test_results_that_cannot_be_printed() -> None:
     command = [sys.executable, "-m", "mechrl.cli", "models", "--json"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert done.returncode == 1
-    assert done.stderr == "mechrl: cannot read or write: No space left on device; make room, then repeat the command\n"
+    assert (
+        done.stderr
+        == "mechrl: cannot read or write: No space left on device; make room, then repeat the command\n"
+    )
 
 
 # ---- whatever else --------------------------------------------------------------------------------------------------
@@ -338,7 +389,11 @@ def test_results_that_cannot_be_printed() -> None:
 @pytest.mark.parametrize(
     ("raised", "line", "code"),
     [
-        (ZeroDivisionError("boom\nand more"), "mechrl: unexpected ZeroDivisionError: boom; a bug, please report it", 1),
+        (
+            ZeroDivisionError("boom\nand more"),
+            "mechrl: unexpected ZeroDivisionError: boom; a bug, please report it",
+            1,
+        ),
         (AssertionError(), "mechrl: unexpected AssertionError; a bug", 1),
         (MemoryError(), "mechrl: out of memory; take a smaller model", 1),
         (RuntimeError("CUDA out of memory. Tried to"), "mechrl: out of memory; take a smaller model", 1),
@@ -352,7 +407,11 @@ def test_results_that_cannot_be_printed() -> None:
     ],
 )
 def test_what_nobody_expected_is_one_line_too(
-    raised: BaseException, line: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    raised: BaseException,
+    line: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails() -> None:
         raise raised
@@ -382,7 +441,9 @@ def test_names_from_files_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[
 
 @every({name: CIRCUITS[name] for name in ("validate", "export")})
 @pytest.mark.parametrize("field", ["model", "behaviour", "method"])
-def test_nor_can_those_in_a_circuit(command: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nor_can_those_in_a_circuit(
+    command: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     known = json.loads(Path("circuit.json").read_text())
     Path("circuit.json").write_text(json.dumps(known | {field: ESCAPE}))
     cli.run([*with_(command, "circuit.json"), "--device", "cpu"])

@@ -19,7 +19,11 @@ def slow(problem: Problem, key: np.ndarray, distance: bool) -> tuple[float, list
     def m(edges: list[int]) -> float:
         mask = np.zeros((1, n), dtype=bool)
         mask[0, edges] = True
-        return float(metric_value("logit-difference", engine.logits(problem.model.graph.prune(mask)), problem.pairs).mean())
+        return float(
+            metric_value(
+                "logit-difference", engine.logits(problem.model.graph.prune(mask)), problem.pairs
+            ).mean()
+        )
 
     low, high = m([]), m(list(range(n)))
     ranked = sorted(range(n), key=lambda e: -key[e])
@@ -36,7 +40,9 @@ def test_areas_are_those_of_the_formula(kind: str) -> None:
     cpr, signed = slow(problem, scores, False)
     cmd, absolute = slow(problem, np.abs(scores), True)
     assert result.cpr == pytest.approx(cpr) and result.cmd == pytest.approx(cmd)
-    assert result.faithfulness_signed == pytest.approx(signed) and result.faithfulness_absolute == pytest.approx(absolute)
+    assert result.faithfulness_signed == pytest.approx(
+        signed
+    ) and result.faithfulness_absolute == pytest.approx(absolute)
     assert result.faithfulness_signed[-1] == pytest.approx(1)
 
 
@@ -46,8 +52,20 @@ def test_a_planted_circuit_without_scores_is_near_perfect() -> None:
     graph = problem.model.graph
     mask = np.array([name in planted.edges for name in graph.edge_names])
     order = tuple(np.flatnonzero(~mask).tolist())
-    about = dict(model="planted", checksum="", graph=graph, d_model=1, behaviour="test", method="acdc", settings={}, tau=0.9, seed=0)
+    about = dict(
+        model="planted",
+        checksum="",
+        graph=graph,
+        d_model=1,
+        behaviour="test",
+        method="acdc",
+        settings={},
+        tau=0.9,
+        seed=0,
+    )
     circuit = Circuit(**about, pairs=16, mask=mask, faithfulness=1.0, faithfulness_test=None, order=order)
     result = benchmark_metrics(problem.engine, problem.pairs, circuit)
-    assert result.faithfulness_absolute[FRACTIONS.index(0.02)] == pytest.approx(1, abs=0.01)  # 5 edges of 262, of which 4 are the circuit
+    assert result.faithfulness_absolute[FRACTIONS.index(0.02)] == pytest.approx(
+        1, abs=0.01
+    )  # 5 edges of 262, of which 4 are the circuit
     assert result.cmd < 0.03

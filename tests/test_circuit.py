@@ -48,13 +48,23 @@ def circuit(graph: Graph = SHAPE, seed: int = 0, **changes) -> Circuit:
 
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1, 1), (2, 4, 2), (3, 3, 3), (2, 6, 1)]), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_it_round_trips_exactly(tmp_path_factory, seed: int, shape: tuple[int, int, int], scored: bool) -> None:
-    before = circuit(Graph(*shape), seed, **({} if scored else {"scores": None, "faithfulness_test": None, "complete": False}))
+def test_it_round_trips_exactly(
+    tmp_path_factory, seed: int, shape: tuple[int, int, int], scored: bool
+) -> None:
+    before = circuit(
+        Graph(*shape),
+        seed,
+        **({} if scored else {"scores": None, "faithfulness_test": None, "complete": False}),
+    )
     path = tmp_path_factory.mktemp("circuit") / "deep" / "circuit.json"
     before.save(path)
     after = Circuit.load(path)
     assert after.to_json() == before.to_json()
-    assert (after.mask == before.mask).all() and after.order == before.order and after.complete == before.complete
+    assert (
+        (after.mask == before.mask).all()
+        and after.order == before.order
+        and after.complete == before.complete
+    )
     if scored:
         assert (after.scores == before.scores).all() and after.scores.dtype == np.float32
     after.save(path.with_name("again.json"))
@@ -66,7 +76,10 @@ def test_a_compressed_file_is_the_same_circuit_or_refused_in_one_line(tmp_path: 
     before.save(path)
     whole = path.read_bytes()
     before.save(tmp_path / "circuit.json")
-    assert Circuit.load(path).to_json() == before.to_json() and len(whole) < (tmp_path / "circuit.json").stat().st_size
+    assert (
+        Circuit.load(path).to_json() == before.to_json()
+        and len(whole) < (tmp_path / "circuit.json").stat().st_size
+    )
     before.save(path)
     assert path.read_bytes() == whole  # not a word about when it was written
     for broken in (whole[:-9], whole[:100], whole[:2], whole[:50] + b"?" * 20 + whole[70:]):
@@ -269,7 +282,12 @@ def test_the_export_is_what_eap_ig_reads(tmp_path: Path, shape: tuple[int, int, 
     mine = circuit(graph, scores=np.arange(graph.n_edges))
     mine.to_eap_ig(tmp_path / "circuit.json")
     file = json.loads((tmp_path / "circuit.json").read_text())
-    assert file["cfg"] == {"n_layers": shape[0], "n_heads": shape[1], "parallel_attn_mlp": False, "d_model": 8}
+    assert file["cfg"] == {
+        "n_layers": shape[0],
+        "n_heads": shape[1],
+        "parallel_attn_mlp": False,
+        "d_model": 8,
+    }
     per_head = Graph(shape[0], shape[1], shape[1])  # the graph those tools build: a k and a v for every head
     assert set(file["edges"]) == set(per_head.edge_names)
     assert set(file["nodes"]) == {*per_head.source_names, "logits"}
@@ -295,7 +313,12 @@ def test_it_shows_itself() -> None:
     said = repr(mine)
     assert "\n" not in said and len(said) < 200
     assert (
-        f"{mine.size} of {SHAPE.n_edges} edges" in said and "f = 0.912 on 20 discovery pairs, 0.800 on fresh ones" in said
+        f"{mine.size} of {SHAPE.n_edges} edges" in said
+        and "f = 0.912 on 20 discovery pairs, 0.800 on fresh ones" in said
     )
     shown = mine._repr_html_()
-    assert shown.startswith("<iframe srcdoc=") and "<b>ioi" not in shown and shown == mechrl.show(mine)._repr_html_()
+    assert (
+        shown.startswith("<iframe srcdoc=")
+        and "<b>ioi" not in shown
+        and shown == mechrl.show(mine)._repr_html_()
+    )

@@ -49,8 +49,12 @@ def test_the_graph_has_the_edges_on_a_path() -> None:
     mask = circuit.mask.copy()
     mask[GPT2.edge_of_name("a0.h0->m11")] = True  # nobody feeds a0.h0
     graph = replace(circuit, mask=mask).to_networkx()
-    assert graph.number_of_edges() == replace(circuit, mask=mask).size < mask.sum() or mask.sum() == circuit.size
-    assert all(networkx.has_path(graph, "input", node) and networkx.has_path(graph, node, "logits") for node in graph)
+    assert (
+        graph.number_of_edges() == replace(circuit, mask=mask).size < mask.sum() or mask.sum() == circuit.size
+    )
+    assert all(
+        networkx.has_path(graph, "input", node) and networkx.has_path(graph, node, "logits") for node in graph
+    )
 
 
 def test_a_dataframe_or_what_to_install() -> None:
@@ -67,19 +71,27 @@ def test_a_dataframe_or_what_to_install() -> None:
 def test_a_prompt_of_ones_own_is_what_the_engine_says(toy) -> None:
     circuit, t = of_toy(toy), toy.tokenizer
     said = circuit.run(toy, CLEAN, CORRUPT)
-    pairs = Pairs((tuple(t.prompt(CLEAN)),), (tuple(t.prompt(CORRUPT)),), ((1,),), ((2,),), ((CLEAN, CORRUPT),))
+    pairs = Pairs(
+        (tuple(t.prompt(CLEAN)),), (tuple(t.prompt(CORRUPT)),), ((1,),), ((2,),), ((CLEAN, CORRUPT),)
+    )
     engine = Engine(toy, pairs)
     torch.testing.assert_close(said.logits, engine.logits(circuit.mask)[0, 0])
     assert said.faithfulness == pytest.approx(float(engine.faithfulness(circuit.mask)[0]), abs=1e-6)
-    assert said.model[0][0].strip() == "John" and said.corrupted[0][0].strip() == "Mary" and "John" in str(said)
+    assert (
+        said.model[0][0].strip() == "John" and said.corrupted[0][0].strip() == "Mary" and "John" in str(said)
+    )
     whole = replace(circuit, mask=np.ones(toy.graph.n_edges, dtype=bool)).run(toy, CLEAN, CORRUPT)
     assert whole.faithfulness == pytest.approx(1, abs=1e-4) and whole.circuit[0][0] == whole.model[0][0]
 
 
 def test_a_prompt_opens_as_it_did_when_the_circuit_was_found(toy) -> None:
     other = replace(toy, tokenizer=toy.tokenizer.opened("no"))
-    assert of_toy(toy, bos=True).run(other, CLEAN, CORRUPT).model == of_toy(toy).run(toy, CLEAN, CORRUPT).model
-    assert of_toy(toy, bos=False).run(toy, CLEAN, CORRUPT).model == of_toy(toy).run(other, CLEAN, CORRUPT).model
+    assert (
+        of_toy(toy, bos=True).run(other, CLEAN, CORRUPT).model == of_toy(toy).run(toy, CLEAN, CORRUPT).model
+    )
+    assert (
+        of_toy(toy, bos=False).run(toy, CLEAN, CORRUPT).model == of_toy(toy).run(other, CLEAN, CORRUPT).model
+    )
 
 
 def test_mistakes(toy) -> None:
@@ -100,15 +112,23 @@ def test_hooks_replace_what_is_outside_and_nothing_else() -> None:
     assert set(hooks) == set(named)
     inside = {GPT2.source_names[s] for s in np.unique(GPT2.edge_source[circuit.live])}
     for layer in range(12):
-        z = hooks.get(f"blocks.{layer}.attn.hook_z", lambda v, hook=None: v)(torch.ones(1, 4, 12, 3), hook=None)
-        assert [bool((z[:, :, h] == 1).all()) for h in range(12)] == [f"a{layer}.h{h}" in inside for h in range(12)]
-        mlp = hooks.get(f"blocks.{layer}.hook_mlp_out", lambda v, hook=None: v)(torch.ones(1, 4, 9), hook=None)
+        z = hooks.get(f"blocks.{layer}.attn.hook_z", lambda v, hook=None: v)(
+            torch.ones(1, 4, 12, 3), hook=None
+        )
+        assert [bool((z[:, :, h] == 1).all()) for h in range(12)] == [
+            f"a{layer}.h{h}" in inside for h in range(12)
+        ]
+        mlp = hooks.get(f"blocks.{layer}.hook_mlp_out", lambda v, hook=None: v)(
+            torch.ones(1, 4, 9), hook=None
+        )
         assert bool((mlp == 1).all()) == (f"m{layer}" in inside)
 
 
 def test_edges_len_and_size_agree() -> None:
     circuit = random_circuit(GPT2, 80, nodes=20)
-    assert len(circuit) == len(circuit.edges) == len(set(circuit.edges)) and circuit.size == len(circuit.live_edges)
+    assert len(circuit) == len(circuit.edges) == len(set(circuit.edges)) and circuit.size == len(
+        circuit.live_edges
+    )
     assert all(circuit.mask[GPT2.edge_of_name(name)] for name in circuit.edges)
     assert get_behaviour(circuit.behaviour) == circuit.its_behaviour() and bool(
         replace(circuit, mask=np.zeros_like(circuit.mask))

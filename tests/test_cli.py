@@ -18,14 +18,44 @@ from typer.main import get_command
 
 from mechrl import cli
 
-COMMANDS = ["models", "behaviours", "check", "discover", "deploy", "adapt", "search", "validate", "compare", "reproduce", "train", "export"]
+COMMANDS = [
+    "models",
+    "behaviours",
+    "check",
+    "discover",
+    "deploy",
+    "adapt",
+    "search",
+    "validate",
+    "compare",
+    "reproduce",
+    "train",
+    "export",
+]
 COMMANDS += ["view", "bench"]
-SHARED = ["--device", "--seed", "--json", "--tau", "--resume", "--half", "--rollouts", "--jobs", "--transitions", "--envs", "--bos"]
+SHARED = [
+    "--device",
+    "--seed",
+    "--json",
+    "--tau",
+    "--resume",
+    "--half",
+    "--rollouts",
+    "--jobs",
+    "--transitions",
+    "--envs",
+    "--bos",
+]
 
 
 def mechrl(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mechrl.cli", *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+        [sys.executable, "-m", "mechrl.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
     )
 
 
@@ -47,7 +77,10 @@ def test_help_is_quick():
     assert done.returncode == 0 and all(f" {command} " in done.stdout for command in COMMANDS)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
     heavy = "import sys, mechrl.cli; print({'torch', 'numpy', 'transformers', 'rich.progress'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
 
 
 def test_the_commands_are_those_of_the_documentation():
@@ -152,8 +185,22 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
 
 def test_a_bar_on_a_terminal_and_json_beside_it(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "mechrl.cli", "search", "top-n", "ioi", "--pairs", "4", "--out", str(tmp_path), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=os.environ | {"TERM": "xterm-256color"})
+    command = [
+        sys.executable,
+        "-m",
+        "mechrl.cli",
+        "search",
+        "top-n",
+        "ioi",
+        "--pairs",
+        "4",
+        "--out",
+        str(tmp_path),
+        "--json",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=os.environ | {"TERM": "xterm-256color"}
+    )
     os.close(theirs)
     drawn = b""
     while True:  # until the last holder of the other end is gone
@@ -171,7 +218,9 @@ def test_a_bar_on_a_terminal_and_json_beside_it(tmp_path: Path) -> None:
     assert drawn.count(b"\x1b[?25h") == drawn.count(b"\x1b[?25l") > 0  # the cursor is back
 
 
-def test_json_of_training_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_training_and_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
     small = [
         "--k",
@@ -196,16 +245,37 @@ def test_json_of_training_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyP
         state = json.loads(capsys.readouterr().out)
         assert state["folder"] == str(tmp_path / "train") and state["passes"] > 0
         assert (state["iterations"], state["finished"]) == (iterations, iterations == 2)
-    adapt = ["adapt", "ioi", *small, str(tmp_path / "adapt"), "--policy", str(tmp_path / "train"), "--rollouts", "0"]
+    adapt = [
+        "adapt",
+        "ioi",
+        *small,
+        str(tmp_path / "adapt"),
+        "--policy",
+        str(tmp_path / "train"),
+        "--rollouts",
+        "0",
+    ]
     assert cli.run([*adapt, "--seconds", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["finished"] is False
     assert cli.run([*adapt, "--resume"]) == 0
     circuit = json.loads(capsys.readouterr().out)["circuit"]
     files = {"eap_ig": str(tmp_path / "graph.json"), "html": str(tmp_path / "page.html")}
-    assert cli.run(["export", circuit, "--html", files["html"], "--eap-ig", files["eap_ig"], "--no-model", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == files and all(Path(path).stat().st_size for path in files.values())
+    assert (
+        cli.run(
+            ["export", circuit, "--html", files["html"], "--eap-ig", files["eap_ig"], "--no-model", "--json"]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out) == files and all(
+        Path(path).stat().st_size for path in files.values()
+    )
 
 
 @pytest.mark.parametrize("command", [["compare", "--methods", "greedy"], ["reproduce", "--quick"]])
-def test_json_of_work_that_had_no_time(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, *command, "--seconds", "0", "--device", "cpu", "--out", str(tmp_path))["finished"] is False
+def test_json_of_work_that_had_no_time(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        answer(capsys, *command, "--seconds", "0", "--device", "cpu", "--out", str(tmp_path))["finished"]
+        is False
+    )

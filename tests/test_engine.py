@@ -51,7 +51,9 @@ def test_gpt2_smalls_full_shape_in_the_hubs_layout():
     torch.manual_seed(0)
     config = GPT2Config()
     module = GPT2LMHeadModel(config).eval()
-    tensors = {k.removeprefix("transformer."): v for k, v in module.state_dict().items() if k != "lm_head.weight"}
+    tensors = {
+        k.removeprefix("transformer."): v for k, v in module.state_dict().items() if k != "lm_head.weight"
+    }
     tensors |= {f"h.{l}.attn.bias": torch.ones(1, 1, 1024, 1024, dtype=torch.bool).tril() for l in range(12)}
     model = gpt2.from_checkpoint("gpt2", config, tensors)
     assert (model.graph.n_nodes, model.graph.n_edges) == (158, 32_491)
@@ -134,7 +136,9 @@ def test_any_objective_and_any_order_of_edges():
     b = engine.gradient(weights[:, order], edges[order], difference).gradient[0]
     assert torch.equal(a[order], b)
     masks = rng.random((2, 80)) < 0.6
-    assert torch.allclose(engine.measure(masks, difference, edges), engine.measure(masks[:, order], difference, edges[order]))
+    assert torch.allclose(
+        engine.measure(masks, difference, edges), engine.measure(masks[:, order], difference, edges[order])
+    )
     whole = np.zeros((2, model.graph.n_edges), bool)
     whole[:, edges] = masks
     assert torch.allclose(engine.kl(whole), engine.kl(masks, edges), atol=1e-12)
@@ -157,13 +161,18 @@ def test_results_do_not_depend_on_chunks_order_padding_or_company(kind):
         alone = Engine(model, TinyPairs([pairs.clean[p]], [pairs.corrupt[p]])).kl(masks)[:, 0]
         assert torch.allclose(alone, kl[:, p], atol=1e-12)
     weights = rng.random((5, model.graph.n_edges))
-    whole, chunked = engine.gradient(weights).gradient, Engine(model, pairs, memory_bytes=1).gradient(weights).gradient
+    whole, chunked = (
+        engine.gradient(weights).gradient,
+        Engine(model, pairs, memory_bytes=1).gradient(weights).gradient,
+    )
     assert torch.allclose(whole, chunked, atol=1e-12)
 
 
 def test_identical_pairs_count_but_are_run_once():
     model, pairs = tiny("gpt2"), tiny_pairs(3)
-    twice = TinyPairs([*pairs.clean, pairs.clean[0], pairs.clean[0]], [*pairs.corrupt, pairs.corrupt[0], pairs.corrupt[0]])
+    twice = TinyPairs(
+        [*pairs.clean, pairs.clean[0], pairs.clean[0]], [*pairs.corrupt, pairs.corrupt[0], pairs.corrupt[0]]
+    )
     engine = Engine(model, twice)
     assert engine.cache.n_pairs == 3
     mask = np.random.default_rng(0).random(model.graph.n_edges) < 0.3
@@ -196,6 +205,7 @@ def test_work_at_the_prediction_position_only_where_nothing_else_reads():
     """input -> m0 -> logits is read at the last position only; input -> m0 -> a1.h0<v> at all."""
     model = tiny("gpt2")
     graph = model.graph
+
     def plan(*names):
         mask = np.zeros((1, graph.n_edges), bool)
         mask[0, [graph.edge_of_name(n) for n in names]] = True
@@ -240,7 +250,13 @@ def test_scaled_rotary_positions_follow_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    rope = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+    rope = dict(
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    )
     config = LlamaConfig(
         hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=50,
         max_position_embeddings=64, rope_parameters=rope | dict(rope_theta=10000.0), tie_word_embeddings=True,
@@ -264,7 +280,9 @@ def test_starting_at_a_stage_changes_nothing(kind):
             upper = np.flatnonzero(graph.edge_stage >= stage)
             masks = np.repeat(base[None], 4, axis=0)
             masks[:, upper] = rng.random((4, len(upper))) < 0.4
-            assert torch.allclose(engine.kl(masks[:, upper], upper, prefix, stage), engine.kl(masks), atol=1e-12)
+            assert torch.allclose(
+                engine.kl(masks[:, upper], upper, prefix, stage), engine.kl(masks), atol=1e-12
+            )
     with pytest.raises(MechRLError, match="before stage 2"):
         engine.kl(np.ones(graph.n_edges, bool), None, prefix, 2)
 

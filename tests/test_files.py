@@ -32,7 +32,21 @@ def device(path: Path) -> None:
         pytest.skip("only root makes devices")
 
 
-SMALL_RUN = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
+SMALL_RUN = [
+    "--k",
+    "20",
+    "--pairs",
+    "2",
+    "--transitions",
+    "8",
+    "--envs",
+    "2",
+    "--iterations",
+    "1",
+    "--device",
+    "cpu",
+    "--force",
+]
 WRITERS = {
     "page.html": ["export", "circuit.json", "--no-model", "--html", "out/page.html"],
     "graph.json": ["export", "circuit.json", "--eap-ig", "out/graph.json"],
@@ -54,8 +68,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize(("make", "what"), [(fifo, "a FIFO"), (link, "a link"), (dangling, "a link"), (device, "a device")])
-def test_what_is_no_file_is_not_replaced(name: str, make, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("make", "what"), [(fifo, "a FIFO"), (link, "a link"), (dangling, "a link"), (device, "a device")]
+)
+def test_what_is_no_file_is_not_replaced(
+    name: str, make, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Refused before any work is done, in one line."""
     path = Path("out", name)
     make(path)

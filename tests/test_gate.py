@@ -36,7 +36,9 @@ def test_the_numbers_are_those_of_the_plain_model(toy):
     assert verdict.accuracy == pytest.approx(float((difference > 0).double().mean()))
     assert verdict.metric_clean == pytest.approx(float(difference.mean()), rel=1e-5)
     assert verdict.kl_cut == pytest.approx(engine.kl_cut)
-    assert verdict.p_answer == pytest.approx(float(engine.clean_logits.softmax(-1)[rows, answer].mean()), rel=1e-5)
+    assert verdict.p_answer == pytest.approx(
+        float(engine.clean_logits.softmax(-1)[rows, answer].mean()), rel=1e-5
+    )
 
 
 def test_toy_exhibits_every_behaviour(toy):
@@ -63,7 +65,11 @@ def who(prefix: str = "When", end: str = "", wrong: bool = False) -> list[dict[s
                 rows.append(
                     {"clean": f"{prefix} {a} and {b} went to the store, {b} gave a book to{end}"}
                     | {"corrupt": f"{prefix} {a} and {b} went to the store, {a} gave a book to{end}"}
-                    | ({"answer": " store", "foil": " book"} if wrong else {"answer": f" {a}", "foil": f" {b}"})
+                    | (
+                        {"answer": " store", "foil": " book"}
+                        if wrong
+                        else {"answer": f" {a}", "foil": f" {b}"}
+                    )
                 )
     return rows
 
@@ -80,10 +86,14 @@ def test_top1_and_the_probability_of_the_answer_are_measured(toy):
 def test_what_the_model_never_says_is_not_exhibited_however_it_ranks_the_foil(toy):
     """Accuracy alone says answer > foil: of two tokens that are never said one is always ahead."""
     rows = who(wrong=True)
-    pairs = Behaviour.from_pairs("mine", [row | {"part": "test"} for row in rows]).pairs(toy.tokenizer, 99, part="test")
+    pairs = Behaviour.from_pairs("mine", [row | {"part": "test"} for row in rows]).pairs(
+        toy.tokenizer, 99, part="test"
+    )
     ahead = (metric_value("logit-difference", Engine(toy, pairs).clean_logits, pairs) > 0).tolist()
     never = dict(zip((clean for clean, _ in pairs.texts), ahead, strict=True))
-    rows = [row if never[row["clean"]] else row | {"answer": row["foil"], "foil": row["answer"]} for row in rows]
+    rows = [
+        row if never[row["clean"]] else row | {"answer": row["foil"], "foil": row["answer"]} for row in rows
+    ]
     verdict = gate.judge(toy, Behaviour.from_pairs("mine", rows))
     assert verdict.accuracy == 1 and verdict.kl_cut >= gate.MIN_KL_CUT
     assert not verdict.exhibited and verdict.reason == "P(answer) 0.000 < 0.01" and verdict.top1 == 0
@@ -129,7 +139,10 @@ def test_the_other_first_token_is_tried_where_the_model_fails(toy):
     turned[toy.tokenizer.bos] *= -30
     worse = gate.judge(replace(toy, embedding=turned), get_behaviour("subject-verb"))
     assert any("try --bos no" in w for w in worse.warnings)
-    with pytest.raises(MechRLError, match=r"does not exhibit 'ioi' .*try --bos yes; see `mechrl behaviours -b ioi --model toy`"):
+    with pytest.raises(
+        MechRLError,
+        match=r"does not exhibit 'ioi' .*try --bos yes; see `mechrl behaviours -b ioi --model toy`",
+    ):
         gate.check(replace(toy, tokenizer=toy.tokenizer.opened("no")), get_behaviour("ioi"))
 
 

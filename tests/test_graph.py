@@ -13,7 +13,9 @@ from mechrl.graph import Graph
 SHAPES = [(1, 1, 1), (2, 4, 4), (3, 4, 2), (2, 6, 1)]
 
 
-@pytest.mark.parametrize(("graph", "nodes", "edges"), [(Graph(12, 12, 12), 158, 32_491), (Graph(30, 9, 3), 302, 70_651)])
+@pytest.mark.parametrize(
+    ("graph", "nodes", "edges"), [(Graph(12, 12, 12), 158, 32_491), (Graph(30, 9, 3), 302, 70_651)]
+)
 def test_counts(graph, nodes, edges):
     assert (graph.n_nodes, graph.n_edges) == (nodes, edges)
 
@@ -44,7 +46,9 @@ def test_gpt2_names():
     assert graph.edge_source[graph.edge_of_name("input->a0.h1<q>")] == 0
 
 
-@pytest.mark.parametrize("name", ["m3->a0.h0<q>", "a0.h0->a0.h1<k>", "logits->m0", "input->a0.h1", "<script>", "m11->logits "])
+@pytest.mark.parametrize(
+    "name", ["m3->a0.h0<q>", "a0.h0->a0.h1<k>", "logits->m0", "input->a0.h1", "<script>", "m11->logits "]
+)
 def test_no_such_edge(name):
     with pytest.raises(MechRLError, match="no edge"):
         Graph(12, 12, 12).edge_of_name(name)

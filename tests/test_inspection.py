@@ -60,7 +60,9 @@ def test_a_good_file_ends_with_what_to_do_next(tmp_path: Path, capsys: pytest.Ca
     path = file(tmp_path, who())
     assert cli.run(["check", path]) == 0
     said = capsys.readouterr().out
-    assert "toy exhibits it" in said and said.splitlines()[-1].startswith(f"next: mechrl search blockwise {path}")
+    assert "toy exhibits it" in said and said.splitlines()[-1].startswith(
+        f"next: mechrl search blockwise {path}"
+    )
     assert cli.run(["check", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["exhibited"]
 
@@ -70,12 +72,19 @@ def test_a_built_in_behaviour_is_no_file(toy) -> None:
         inspect(toy, get_behaviour("ioi"))
 
 
-def test_behaviours_judges_the_others_and_fails_for_a_broken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_behaviours_judges_the_others_and_fails_for_a_broken_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = file(tmp_path, [*who()[:5], who()[5] | {"answer": " gave a"}])
     assert cli.run(["behaviours", "-b", "acronyms", "-b", path, "--pairs", "4"]) == 1
     shown = capsys.readouterr()
-    assert "acronyms" in shown.out and "1 of 1 exhibited" in shown.out and "prompts open with <bos>" in shown.out
-    assert "--force" not in shown.err and f"{path}, line 6: the answer ' gave a' is not a single token" in shown.err
+    assert (
+        "acronyms" in shown.out and "1 of 1 exhibited" in shown.out and "prompts open with <bos>" in shown.out
+    )
+    assert (
+        "--force" not in shown.err
+        and f"{path}, line 6: the answer ' gave a' is not a single token" in shown.err
+    )
 
 
 def test_a_search_refuses_a_broken_file_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

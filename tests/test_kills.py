@@ -77,7 +77,8 @@ def saved() -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("name", "threads"), [("blockwise", 1), ("edge-pruning", 1), ("adapt", 1), ("train", 1), ("train", 2), ("train", 3)]
+    ("name", "threads"),
+    [("blockwise", 1), ("edge-pruning", 1), ("adapt", 1), ("train", 1), ("train", 2), ("train", 3)],
 )
 def test_killed_and_resumed_equals_straight(name: str, threads: int) -> None:
     command = COMMANDS[name]
@@ -90,15 +91,21 @@ def test_killed_and_resumed_equals_straight(name: str, threads: int) -> None:
         finish(start([*command, "--resume"], "killed", threads))
     assert kills
     if name != "train":
-        found, expected = (Circuit.load(Path(folder, "circuit.json")).to_json() for folder in ("killed", "straight"))
+        found, expected = (
+            Circuit.load(Path(folder, "circuit.json")).to_json() for folder in ("killed", "straight")
+        )
         assert found | {"seconds": 0} == expected | {"seconds": 0}
     if name in ("train", "adapt"):
         for file in ("model.safetensors", "checkpoint.safetensors"):
             mine, other = (load_file(Path(folder, file)) for folder in ("killed", "straight"))
             assert all((mine[key] == other[key]).all() for key in mine | other)
-        rows = [json.loads(line)["iteration"] for line in Path("killed/metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)["iteration"] for line in Path("killed/metrics.jsonl").read_text().splitlines()
+        ]
         assert rows == list(range(1, len(rows) + 1))
-    left = [path.name for path in Path("killed").rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"]
+    left = [
+        path.name for path in Path("killed").rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"
+    ]
     assert not left
 
 

@@ -28,7 +28,9 @@ def test_many_engines_equal_each_engine_alone(kind):
     f = many.faithfulness(which, masks)
     alone = [Engine(model, pairs) for pairs in _batches()]
     for i, g in enumerate(which):
-        assert f[i] == pytest.approx(float(alone[g].faithfulness(masks[i, : len(edges[g])], edges[g])[0]), abs=1e-12)
+        assert f[i] == pytest.approx(
+            float(alone[g].faithfulness(masks[i, : len(edges[g])], edges[g])[0]), abs=1e-12
+        )
     assert [e.passes for e in many.engines] == pytest.approx([e.passes for e in alone])
 
 

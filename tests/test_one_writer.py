@@ -58,7 +58,11 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
             assert cli.run(command) == 1
             said = capsys.readouterr().err
             assert said.count("\n") == 1 and "out: another command is at work there" in said
-            assert f"process {process.pid} on " in said and f"{holder} " in said and "choose another folder" in said
+            assert (
+                f"process {process.pid} on " in said
+                and f"{holder} " in said
+                and "choose another folder" in said
+            )
         assert sorted(Path("out").iterdir()) == before
     finally:
         process.kill()
@@ -110,4 +114,8 @@ def test_a_signal_gives_the_folder_back() -> None:
     process = start(HOLDERS["train"], "iteration")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert process.returncode == 143 and Path("out/checkpoint.safetensors").exists() and not Path("out/.lock").exists()
+    assert (
+        process.returncode == 143
+        and Path("out/checkpoint.safetensors").exists()
+        and not Path("out/.lock").exists()
+    )

@@ -20,7 +20,9 @@ def test_the_circuit_is_sufficient_no_part_of_it_is_and_nothing_else_matters(pla
     clean, corrupt = planted.clean[:N], planted.corrupt[:N]
 
     def logits(masks: Tensor) -> Tensor:
-        return torch.vmap(lambda mask: slow_circuit_logits(model, clean, corrupt, mask), chunk_size=128)(masks)
+        return torch.vmap(lambda mask: slow_circuit_logits(model, clean, corrupt, mask), chunk_size=128)(
+            masks
+        )
 
     everything = torch.ones(graph.n_edges, dtype=torch.bool)
     full, empty = logits(torch.stack([everything, ~everything]))
@@ -38,7 +40,9 @@ def test_the_circuit_is_sufficient_no_part_of_it_is_and_nothing_else_matters(pla
     assert kl_cut > 5
     assert 1 - kl(circuit[None])[0] / kl_cut > 0.999
 
-    subsets = torch.cartesian_prod(*[torch.tensor([False, True])] * len(planted.edges))[:-1]  # all but the circuit itself
+    subsets = torch.cartesian_prod(*[torch.tensor([False, True])] * len(planted.edges))[
+        :-1
+    ]  # all but the circuit itself
     smaller = torch.zeros(len(subsets), graph.n_edges, dtype=torch.bool)
     smaller[:, circuit] = subsets
     assert (1 - kl(smaller) / kl_cut).max() < 0.5  # what methods find at tau = 0.9 can only be the circuit

@@ -39,7 +39,9 @@ NUMBERS = [
     for parameter in command.params
     if kind(parameter) and parameter.param_type_name == "option"
 ]
-ONE = pytest.mark.parametrize(("name", "option"), NUMBERS, ids=lambda x: x if isinstance(x, str) else x.opts[-1])
+ONE = pytest.mark.parametrize(
+    ("name", "option"), NUMBERS, ids=lambda x: x if isinstance(x, str) else x.opts[-1]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +70,21 @@ def test_there_are_numbers():
 
 
 @ONE
-def test_a_number_has_a_range_and_help_states_it(name: str, option, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_has_a_range_and_help_states_it(
+    name: str, option, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert option.min is not None and option.max is not None and option.min < option.max < float("inf")
     assert cli.run([*name.split()[1:], "--help"]) == 0
     assert option.opts[-1] in capsys.readouterr().out
 
 
 @ONE
-def test_what_is_outside_is_refused_before_anything_is_loaded(name: str, option, capsys: pytest.CaptureFixture[str]) -> None:
-    far = ["1000000000000000000000", str(option.min - 1)] + (["inf", "nan", "-inf", "1e300"] if kind(option) is float else [])
+def test_what_is_outside_is_refused_before_anything_is_loaded(
+    name: str, option, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = ["1000000000000000000000", str(option.min - 1)] + (
+        ["inf", "nan", "-inf", "1e300"] if kind(option) is float else []
+    )
     for value in far:
         line = refused([*name.split()[1:], *GIVEN.get(name, []), f"{option.opts[-1]}={value}"], capsys)
         assert option.opts[-1] in line and "--help`" in line

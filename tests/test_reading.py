@@ -19,7 +19,12 @@ from mechrl.rl import rollout
 from tests.viewer.circuits import SMALL, random_circuit
 
 POLICY = rollout.SHIPPED / "toy"
-ROW = {"clean": "I live in Paris. My city is", "corrupt": "I live in Rome. My city is", "answer": " Paris", "foil": " Rome"}
+ROW = {
+    "clean": "I live in Paris. My city is",
+    "corrupt": "I live in Rome. My city is",
+    "answer": " Paris",
+    "foil": " Rome",
+}
 SEARCH = ["search", "acdc", "ioi", "--pairs", "2", "--device", "cpu", "--force", "--out", "out"]
 
 
@@ -38,7 +43,9 @@ def bomb(path: Path) -> None:
 
 
 def bomb_of_rows(path: Path) -> None:
-    path.write_bytes(gzip.compress((json.dumps(ROW) + "\n").encode() * 10) + gzip.compress(b"\n" * 2**28) * 40)
+    path.write_bytes(
+        gzip.compress((json.dumps(ROW) + "\n").encode() * 10) + gzip.compress(b"\n" * 2**28) * 40
+    )
 
 
 def deep(path: Path) -> None:
@@ -143,10 +150,17 @@ def test_a_policy_of_no_width(width: object, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings": {"k": "x"}}, {"settings": {"pairs_seed": []}}, {"settings": {"prefilter": 3}}, {"pairs": 10**12}],
+    [
+        {"settings": {"k": "x"}},
+        {"settings": {"pairs_seed": []}},
+        {"settings": {"prefilter": 3}},
+        {"pairs": 10**12},
+    ],
     ids=str,
 )
-def test_what_a_circuit_says_of_its_pairs_is_checked_when_it_is_read(change: dict, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_circuit_says_of_its_pairs_is_checked_when_it_is_read(
+    change: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("c.json").write_text(json.dumps(random_circuit(SMALL, 20).to_json() | change))
     assert "c.json: a field is missing or wrong" in refused(["validate", "c.json"], capsys)
 

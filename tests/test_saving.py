@@ -19,10 +19,38 @@ from mechrl.search.problem import State
 from tests.evaluate import work_jobs
 from tests.test_bad_input import room_for
 
-SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--device", "cpu", "--force", "--out", "out"]
+SMALL = [
+    "--k",
+    "20",
+    "--pairs",
+    "2",
+    "--transitions",
+    "8",
+    "--envs",
+    "2",
+    "--device",
+    "cpu",
+    "--force",
+    "--out",
+    "out",
+]
 TRAIN = ["train", "--behaviours", "ioi", *SMALL, "--iterations", "4", "--save-every", "1"]
 ADAPT = ["adapt", "ioi", *SMALL, "--iterations", "4", "--save-every", "1", "--rollouts", "0"]
-SEARCH = ["search", "acdc", "ioi", "--pairs", "2", "--k", "30", "--threshold", "0.01", "--device", "cpu", "--out", "out"]
+SEARCH = [
+    "search",
+    "acdc",
+    "ioi",
+    "--pairs",
+    "2",
+    "--k",
+    "30",
+    "--threshold",
+    "0.01",
+    "--device",
+    "cpu",
+    "--out",
+    "out",
+]
 DISCOVER = ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"]
 FULL = "No space left on device); make room"
 
@@ -41,7 +69,9 @@ class Disk:
         sync = os.fsync
 
         def fsync(descriptor: int) -> None:
-            if self.full and any(f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}") for name in self.names):
+            if self.full and any(
+                f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}") for name in self.names
+            ):
                 self.refused += 1
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             sync(descriptor)
@@ -70,7 +100,10 @@ def test_a_circuit_that_cannot_be_saved_is_printed(
     else:
         found = printed_circuit(said.out)
     assert found.edges > 0 and found.behaviour == "ioi"
-    assert said.err.splitlines()[-1].startswith("mechrl: out/circuit.json: cannot be written") and FULL in said.err
+    assert (
+        said.err.splitlines()[-1].startswith("mechrl: out/circuit.json: cannot be written")
+        and FULL in said.err
+    )
     disk.full = False
     assert cli.run(command) == 0
     assert Circuit.load("out/circuit.json").to_json() | {"seconds": 0} == found.to_json() | {"seconds": 0}
@@ -105,7 +138,9 @@ def test_a_search_goes_on_while_its_state_cannot_be_saved(
     assert Circuit.load("out/circuit.json").to_json() | {"seconds": 0} == straight.to_json() | {"seconds": 0}
 
 
-def test_a_search_is_saved_once_there_is_room_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_is_saved_once_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(searching, "_SAVE_EVERY", 0.0)
     disk, seen = Disk(monkeypatch, "state.safetensors"), []
     to_bytes = State.to_bytes
@@ -137,14 +172,18 @@ def test_training_goes_on_while_it_cannot_be_saved(
     monkeypatch.setattr(os, "fsync", soon)
     assert cli.run(TRAIN) == 0
     said = capsys.readouterr().err
-    assert disk.refused == 2 and said.count(f"{name}: cannot be written") == 1 and "saving works again" in said
+    assert (
+        disk.refused == 2 and said.count(f"{name}: cannot be written") == 1 and "saving works again" in said
+    )
     assert cli.run(["straight" if part == "out" else part for part in TRAIN]) == 0
     mine, other = (load_file(f"{folder}/checkpoint.safetensors") for folder in ("out", "straight"))
     assert all((mine[key] == other[key]).all() for key in mine | other)
 
 
 @pytest.mark.parametrize("command", [TRAIN, ADAPT], ids=["train", "adapt"])
-def test_a_run_that_never_can_be_saved_says_what_it_came_to(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_never_can_be_saved_says_what_it_came_to(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A limit that metrics fit in and the policy does not: the run ends, its result is printed, and the last line says what to do."""
     with room_for(6000):
         assert cli.run(command) == 1
@@ -154,12 +193,16 @@ def test_a_run_that_never_can_be_saved_says_what_it_came_to(command: list[str], 
         assert "trained to the end" in said.out
     else:
         assert Circuit.load("out/circuit.json").method == "policy-adapted"  # it is small enough
-    assert last.startswith("mechrl: out/model.safetensors: cannot be written (File too large); raise the limit")
+    assert last.startswith(
+        "mechrl: out/model.safetensors: cannot be written (File too large); raise the limit"
+    )
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 4
     assert not Path("out/checkpoint.safetensors").exists()
 
 
-def test_metrics_wait_until_there_is_room(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_wait_until_there_is_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No line is lost or cut: what did not fit is written before the next one."""
     from mechrl.rl import log
 
@@ -190,11 +233,18 @@ def test_metrics_wait_until_there_is_room(capsys: pytest.CaptureFixture[str], mo
 
     monkeypatch.setattr(log, "open", Small, raising=False)
     assert cli.run(TRAIN) == 0
-    assert [json.loads(line)["iteration"] for line in Path("out/metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert [json.loads(line)["iteration"] for line in Path("out/metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert "metrics.jsonl: cannot be written (No space left on device); make room" in capsys.readouterr().err
 
 
-def test_a_cells_result_is_kept_until_it_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cells_result_is_kept_until_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(work, "RETRY", 0.0)
     place, cell = Place(tmp_path, work_jobs.do, work_jobs.hands), Cell("test", {"method": "works", "seed": 0})
     done, tries = [], []

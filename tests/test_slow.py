@@ -41,7 +41,9 @@ def _random(reference: torch.nn.Module, from_checkpoint) -> tuple[Model, torch.n
     reference = reference.double().eval()
     for name, parameter in reference.named_parameters():
         gain = parameter.dim() == 1 and "weight" in name
-        parameter.data = float(gain) + 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data = float(gain) + 0.3 * torch.randn(
+            parameter.shape, generator=generator, dtype=torch.float64
+        )
     model = from_checkpoint("random", reference.config, reference.state_dict())
     return model.to(dtype=torch.float64), reference
 
@@ -72,7 +74,9 @@ def test_the_gradient_of_a_fractional_mask_is_right(make):
     clean, corrupt = token_pair(model.spec.vocab_size, n=1, length=4)
     graph = model.graph
     mask = torch.rand(graph.n_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    edges = torch.tensor([0, graph.edge(0, graph.receiver(1, "k", 1)), graph.edge(graph.mlp(0), graph.logits)])
+    edges = torch.tensor(
+        [0, graph.edge(0, graph.receiver(1, "k", 1)), graph.edge(graph.mlp(0), graph.logits)]
+    )
 
     def logits(some: torch.Tensor) -> torch.Tensor:
         return slow_circuit_logits(model, clean, corrupt, mask.index_put((edges,), some))
@@ -88,8 +92,13 @@ def test_circuits_equal_those_of_an_independent_implementation(seed, circuit):
     model = gpt2.from_checkpoint(seed, config, tensors)
     golden = np.load(GOLDEN / seed / "golden.npz")
     graph = model.graph
-    assert graph.source_names == golden["src_names"].tolist() and graph.receiver_names == golden["dst_names"].tolist()
+    assert (
+        graph.source_names == golden["src_names"].tolist()
+        and graph.receiver_names == golden["dst_names"].tolist()
+    )
     mask = torch.from_numpy(golden[f"mask_{circuit}_raw"][graph.edge_source, graph.edge_receiver])
     clean, corrupt = torch.from_numpy(golden["clean_tokens"]), torch.from_numpy(golden["corrupt_tokens"])
     logits = slow_circuit_logits_everywhere(model, clean, corrupt, mask)
-    torch.testing.assert_close(logits, torch.from_numpy(golden[f"circuit_{circuit}_logits_f64"]), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        logits, torch.from_numpy(golden[f"circuit_{circuit}_logits_f64"]), atol=1e-9, rtol=0
+    )

@@ -49,7 +49,9 @@ def test_it_shows_every_behaviour_on_test_pairs(
 
 
 @pytest.mark.parametrize("behaviour", behaviours(with_relations=False), ids=lambda behaviour: behaviour.name)
-def test_there_are_enough_pairs_to_discover_and_validate_on(tokenizer: Tokenizer, behaviour: Behaviour) -> None:
+def test_there_are_enough_pairs_to_discover_and_validate_on(
+    tokenizer: Tokenizer, behaviour: Behaviour
+) -> None:
     assert len(behaviour.pairs(tokenizer, 100)) == 100
     assert len(behaviour.pairs(tokenizer, 40, part="validation")) == 40
 
@@ -81,7 +83,9 @@ def test_it_loads_like_any_gpt2(reference: GPT2LMHeadModel) -> None:
         ("Zanzibar", ["<unk>"]),
     ],
 )
-def test_the_tokenizer_splits_years_acronyms_and_lines(tokenizer: Tokenizer, text: str, pieces: list[str]) -> None:
+def test_the_tokenizer_splits_years_acronyms_and_lines(
+    tokenizer: Tokenizer, text: str, pieces: list[str]
+) -> None:
     ids = tokenizer.encode(text)
     assert [tokenizer.backend.id_to_token(i) for i in ids] == pieces
     assert tokenizer.encode(tokenizer.decode(ids)) == ids

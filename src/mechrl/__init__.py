@@ -104,7 +104,10 @@ def discover(
 
         chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
         return search(
-            model, behaviour, chosen, lambda state: report(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges")
+            model,
+            behaviour,
+            chosen,
+            lambda state: report(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges"),
         )
 
     from dataclasses import replace
@@ -118,7 +121,9 @@ def discover(
     folder = shipped_policy(model.name) if policy is None else Path(policy)
     agent = load_policy(folder, model.device)
     task, reward = trained_with(folder, deployment.tau)
-    return by_policy(model, behaviour, agent, deployment, replace(task, **of_task), reward, lambda step, line: report(line))
+    return by_policy(
+        model, behaviour, agent, deployment, replace(task, **of_task), reward, lambda step, line: report(line)
+    )
 
 
 def validate(
@@ -153,7 +158,9 @@ class Shown:
         return "the viewer's page; a notebook shows it, and so does `mechrl view`"
 
 
-def show(circuit: Circuit, model: Model | None = None, behaviour: Behaviour | None = None, height: int = 640) -> Shown:
+def show(
+    circuit: Circuit, model: Model | None = None, behaviour: Behaviour | None = None, height: int = 640
+) -> Shown:
     """The circuit in a notebook; with the model and the behaviour also f along the removal order, answers and attention."""
     from mechrl.viewer import circuit_html
 

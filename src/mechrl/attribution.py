@@ -42,7 +42,11 @@ Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
 NEGATIVE = 0.3
-ORDERS = (0.0, NEGATIVE, 1.0)  # weights of negative scores in `strength`: they go first, early, or like positive ones
+ORDERS = (
+    0.0,
+    NEGATIVE,
+    1.0,
+)  # weights of negative scores in `strength`: they go first, early, or like positive ones
 
 _CUTS_AT_ONCE = 256  # masks of one call of `exact`
 
@@ -66,7 +70,9 @@ def eap(engine: Engine, objective: Objective) -> np.ndarray:
     return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective)[0]
 
 
-def eap_ig_inputs(engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt") -> np.ndarray:
+def eap_ig_inputs(
+    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+) -> np.ndarray:
     """[E] EAP-IG on inputs: D from the two end points, the gradient averaged over interpolated token embeddings."""
     position = _positions(steps, convention)
     weights = np.where(engine.graph.edge_source == 0, position[:, None], 1.0)
@@ -175,11 +181,15 @@ def cached(
     before = engine.passes
     scores = attribute(engine, pairs, metric, method, steps, convention)
     with suppress(CannotWrite):  # a full or read-only disk costs time only
-        write_atomically(path, sealed({"scores": scores}, {"what": what, "passes": repr(engine.passes - before)}))
+        write_atomically(
+            path, sealed({"scores": scores}, {"what": what, "passes": repr(engine.passes - before)})
+        )
     return scores
 
 
-def _determinants(engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention) -> str:
+def _determinants(
+    engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
+) -> str:
     """Everything that the scores depend on."""
     integrated = method in ("eap-ig-inputs", "eap-ig-activations")
     return json.dumps(
@@ -207,7 +217,12 @@ def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | Non
         scores, passes = arrays["scores"], float(about["passes"])
     except (OSError, MechRLError, KeyError, ValueError):
         return None
-    sound = about.get("what") == what and scores.shape == (n_edges,) and scores.dtype.kind == "f" and 0 <= passes < np.inf
+    sound = (
+        about.get("what") == what
+        and scores.shape == (n_edges,)
+        and scores.dtype.kind == "f"
+        and 0 <= passes < np.inf
+    )
     sound = sound and bool(np.isfinite(scores).all())
     return (scores, passes) if sound else None
 

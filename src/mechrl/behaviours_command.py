@@ -22,9 +22,16 @@ def behaviours_command(
     model: options.Model = "toy",
     only: Annotated[
         list[str] | None,
-        typer.Option("--behaviour", "-b", rich_help_panel=options.BASICS, help="Only these; a name or a file. Repeatable."),
+        typer.Option(
+            "--behaviour",
+            "-b",
+            rich_help_panel=options.BASICS,
+            help="Only these; a name or a file. Repeatable.",
+        ),
     ] = None,
-    pairs: Annotated[int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Test pairs per behaviour.")] = 50,
+    pairs: Annotated[
+        int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Test pairs per behaviour.")
+    ] = 50,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -75,7 +82,18 @@ def behaviours_command(
 
 
 def _answer_verdicts(verdicts: list[Verdict]) -> None:
-    header = ["behaviour", "pairs", "accuracy", "top-1", "P(answer)", "KL_cut", "metric", "clean", "corrupted", "exhibited"]
+    header = [
+        "behaviour",
+        "pairs",
+        "accuracy",
+        "top-1",
+        "P(answer)",
+        "KL_cut",
+        "metric",
+        "clean",
+        "corrupted",
+        "exhibited",
+    ]
     number = lambda x: "–" if x is None else f"{x:.2f}"  # noqa: E731
     rows = []
     for v in verdicts:
@@ -91,7 +109,9 @@ def _answer_verdicts(verdicts: list[Verdict]) -> None:
 
 
 def check_command(
-    file: Annotated[Path, typer.Argument(help="The .jsonl or .csv file of a behaviour of your own.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="The .jsonl or .csv file of a behaviour of your own.", show_default=False)
+    ],
     model: options.Model = "toy",
     bos: options.Bos = "auto",
     device: options.Device = "auto",
@@ -120,7 +140,9 @@ def check_command(
         _answer_inspection(seen, file, model)
     if seen.problems:
         n = len(seen.problems)
-        raise FileError(f"{file}: {n} problem{'s' * (n > 1)}; correct {'them' if n > 1 else 'it'} and check again")
+        raise FileError(
+            f"{file}: {n} problem{'s' * (n > 1)}; correct {'them' if n > 1 else 'it'} and check again"
+        )
 
 
 def _answer_inspection(seen: Inspection, file: Path, model: str) -> None:
@@ -147,7 +169,9 @@ def _answer_inspection(seen: Inspection, file: Path, model: str) -> None:
     for warning in v.warnings:
         answer(f"warning: {warning}")
     numbers = f"accuracy {v.accuracy:.2f}, top-1 {v.top1:.2f}, P(answer) {v.p_answer:.2f}, KL_cut {v.kl_cut:.2f} on {v.pairs} test pairs"
-    answer(f"{model} {'exhibits' if v.exhibited else 'does not exhibit'} it: {numbers}{'' if v.exhibited else f' ({v.reason})'}")
+    answer(
+        f"{model} {'exhibits' if v.exhibited else 'does not exhibit'} it: {numbers}{'' if v.exhibited else f' ({v.reason})'}"
+    )
     if v.exhibited:
         answer(f"next: mechrl search blockwise {file} --model {model} --out runs/{seen.name}")
 

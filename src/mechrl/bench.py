@@ -73,7 +73,9 @@ def random_gpt2_small() -> Model:
 
     torch.manual_seed(0)
     module = GPT2LMHeadModel(GPT2Config())
-    return gpt2.from_checkpoint("gpt2-random", module.config, {k: v.detach() for k, v in module.state_dict().items()})
+    return gpt2.from_checkpoint(
+        "gpt2-random", module.config, {k: v.detach() for k, v in module.state_dict().items()}
+    )
 
 
 def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
@@ -137,12 +139,16 @@ def bench_engine(
 
     def measure(edges: int, n: int, by_score: bool) -> dict[str, Any]:
         masks, universe = sample_masks(scores, n, edges, by_score)
-        if len(universe) == masks[0].sum():  # identical circuits would be computed once: each lacks another low edge
+        if (
+            len(universe) == masks[0].sum()
+        ):  # identical circuits would be computed once: each lacks another low edge
             masks[np.arange(n), np.arange(n)] = False
         per_circuit = 1000 * _seconds(partial(engine.faithfulness, masks, universe), device, repeats) / n
         yard.append(_seconds(plain, device, 1))
         kind = "by score" if by_score else "uniform"
-        report(f"{edges:>6} edges, {kind}, {n:>4} circuits a call: {per_circuit:.3f} ms, {1000 / per_circuit:.1f} circuits/s")
+        report(
+            f"{edges:>6} edges, {kind}, {n:>4} circuits a call: {per_circuit:.3f} ms, {1000 / per_circuit:.1f} circuits/s"
+        )
         return dict(
             edges=edges,
             live_edges=round(float(model.graph.prune(masks[:8], universe).sum(1).mean()), 1),

@@ -57,8 +57,12 @@ class Circuit:
     commit: str | None = None  # of the hub's repository that the model came from
     complete: bool = True  # False: the search was interrupted
     version: str = field(default=mechrl.__version__)
-    attribution: np.ndarray | None = None  # [E] EAP-IG on the discovery pairs, of the edges kept or in `order`; 0 for all others
-    rows: tuple[dict[str, Any], ...] = ()  # of a behaviour of the user's own, as `Behaviour.from_pairs` reads them
+    attribution: np.ndarray | None = (
+        None  # [E] EAP-IG on the discovery pairs, of the edges kept or in `order`; 0 for all others
+    )
+    rows: tuple[
+        dict[str, Any], ...
+    ] = ()  # of a behaviour of the user's own, as `Behaviour.from_pairs` reads them
     bos: bool | None = None  # whether its prompts opened with a token; None: a file that does not say
 
     def __post_init__(self) -> None:
@@ -168,12 +172,16 @@ class Circuit:
                 return own
             if self.behaviour in {behaviour.name for behaviour in behaviours()}:
                 return get_behaviour(self.behaviour)
-            raise MechRLError(f"the behaviour {self.behaviour!r} is not built in; give its file by --behaviour")
+            raise MechRLError(
+                f"the behaviour {self.behaviour!r} is not built in; give its file by --behaviour"
+            )
         mine = get_behaviour(given)
         if mine.name != self.behaviour:
             raise MechRLError(f"the circuit is of the behaviour {self.behaviour!r}, {given} is {mine.name!r}")
         if own is not None and own.rows() != mine.rows():
-            raise MechRLError(f"{given} has other rows than the circuit was found with; leave --behaviour away, it has its own")
+            raise MechRLError(
+                f"{given} has other rows than the circuit was found with; leave --behaviour away, it has its own"
+            )
         return mine
 
     # ---- as others want it ------------------------------------------------------------------------------------------
@@ -231,7 +239,9 @@ class Circuit:
             "order": list(self.order),
             # the shortest decimal that reads back as the same single-precision number
             "scores": None if self.scores is None else [float(str(x)) for x in self.scores],
-            "attribution": None if self.attribution is None else [float(str(x)) for x in self.attribution[self._attributed()]],
+            "attribution": None
+            if self.attribution is None
+            else [float(str(x)) for x in self.attribution[self._attributed()]],
             "rows": list(self.rows),
             "bos": self.bos,
         }
@@ -259,7 +269,9 @@ class Circuit:
         if not isinstance(known, dict) or "format" not in known:
             raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
         if known["format"] != FORMAT:
-            raise MechRLError(f"{path}: format {known['format']!r}, this version of MechRL reads {FORMAT}; search again")
+            raise MechRLError(
+                f"{path}: format {known['format']!r}, this version of MechRL reads {FORMAT}; search again"
+            )
         try:
             return cls._from_json(known)
         except MechRLError as exc:
@@ -289,7 +301,9 @@ class Circuit:
         if known.get("attribution") is not None:
             values = np.array(f.list_of("attribution", int, float), dtype=np.float32)
             if values.shape != mine.shape or not np.isfinite(values).all():
-                raise ValueError(f"{len(values)} attribution scores for {len(mine)} edges, or one that is not a finite number")
+                raise ValueError(
+                    f"{len(values)} attribution scores for {len(mine)} edges, or one that is not a finite number"
+                )
             attribution = np.zeros(graph.n_edges, dtype=np.float32)
             attribution[mine] = values
         rows = tuple(f.list_of("rows", dict)) if "rows" in known else ()
@@ -367,7 +381,9 @@ class _Fields:
         value = self._known[name]
         if type(value) not in kinds:  # not isinstance: True is no number here
             expected = " or ".join(_KINDS[kind] for kind in kinds)
-            raise ValueError(f"{self._prefix}{name} must be {expected}, not {_KINDS.get(type(value), 'null')}")
+            raise ValueError(
+                f"{self._prefix}{name} must be {expected}, not {_KINDS.get(type(value), 'null')}"
+            )
         return value
 
     def text(self, name: str) -> str:
@@ -393,7 +409,9 @@ class _Fields:
     def list_of(self, name: str, *kinds: type) -> list[Any]:
         values = self.of(name, list)
         if any(type(value) not in kinds for value in values):
-            raise ValueError(f"{self._prefix}{name} must be a list, each entry {' or '.join(_KINDS[kind] for kind in kinds)}")
+            raise ValueError(
+                f"{self._prefix}{name} must be a list, each entry {' or '.join(_KINDS[kind] for kind in kinds)}"
+            )
         return values
 
 
@@ -459,4 +477,6 @@ def _encode(value: object) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
     except ValueError as exc:
-        raise MechRLError("the circuit has a faithfulness or score that is not a number; check the model and its pairs") from exc
+        raise MechRLError(
+            "the circuit has a faithfulness or score that is not a number; check the model and its pairs"
+        ) from exc

@@ -28,7 +28,9 @@ def rows(circuit: Circuit) -> list[dict[str, Any]]:
         target, _, channel = receiver.partition("<")
         channel = channel.rstrip(">") or ("logits" if target == "logits" else "mlp")
         value = None if score is None else float(score[e])
-        found.append({"source": source, "target": target, "channel": channel, "score": value, "live": bool(live[e])})
+        found.append(
+            {"source": source, "target": target, "channel": channel, "score": value, "live": bool(live[e])}
+        )
     return sorted(found, key=lambda row: -abs(row["score"] or 0.0))
 
 
@@ -36,7 +38,9 @@ def to_dataframe(circuit: Circuit) -> Any:
     try:
         import pandas
     except ImportError as exc:
-        raise MechRLError("a DataFrame needs pandas: pip install pandas; `circuit.rows_of_edges()` needs nothing") from exc
+        raise MechRLError(
+            "a DataFrame needs pandas: pip install pandas; `circuit.rows_of_edges()` needs nothing"
+        ) from exc
     return pandas.DataFrame(rows(circuit))
 
 
@@ -49,7 +53,9 @@ def to_networkx(circuit: Circuit) -> Any:
     graph = networkx.MultiDiGraph(model=circuit.model, behaviour=circuit.behaviour, f=circuit.faithfulness)
     for row in rows(circuit):
         if row["live"]:
-            graph.add_edge(row["source"], row["target"], key=row["channel"], channel=row["channel"], score=row["score"])
+            graph.add_edge(
+                row["source"], row["target"], key=row["channel"], channel=row["channel"], score=row["score"]
+            )
     return graph
 
 
@@ -68,7 +74,9 @@ class Answered:
     def __str__(self) -> str:
         say = lambda top: ", ".join(f"{token!r} {p:.2f}" for token, p in top)  # noqa: E731
         who = (("model", self.model), ("circuit", self.circuit), ("corrupted", self.corrupted))
-        return "\n".join([f"{self.prompt!r} (f {self.faithfulness:.2f})", *(f"  {name:9} {say(top)}" for name, top in who)])
+        return "\n".join(
+            [f"{self.prompt!r} (f {self.faithfulness:.2f})", *(f"  {name:9} {say(top)}" for name, top in who)]
+        )
 
 
 def run(circuit: Circuit, model: Model, prompt: str, corrupt: str, top: int = 5) -> Answered:
@@ -79,19 +87,32 @@ def run(circuit: Circuit, model: Model, prompt: str, corrupt: str, top: int = 5)
         raise MechRLError(f"model {model.name!r} has no tokenizer, so it takes no prompts")
     clean, other = tuple(tokenizer.prompt(prompt)), tuple(tokenizer.prompt(corrupt))
     if len(clean) != len(other):
-        raise MechRLError(f"the prompt has {len(clean)} tokens, the corrupted one {len(other)}; they must be equally long")
+        raise MechRLError(
+            f"the prompt has {len(clean)} tokens, the corrupted one {len(other)}; they must be equally long"
+        )
     if clean == other:
-        raise MechRLError("the prompt and the corrupted one are the same to the tokenizer; change what the circuit is about")
+        raise MechRLError(
+            "the prompt and the corrupted one are the same to the tokenizer; change what the circuit is about"
+        )
     engine = Engine(model, Pairs((clean,), (other,), ((0,),), ((1,),), ((prompt, corrupt),)))
     logits = engine.logits(circuit.live)[0, 0]
 
     def likeliest(values: torch.Tensor) -> tuple[tuple[str, float], ...]:
         best = values.softmax(-1).topk(min(top, len(values)))
-        return tuple((tokenizer.decode([i]), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return tuple(
+            (tokenizer.decode([i]), p)
+            for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        )
 
     f = float(engine.faithfulness(circuit.live)[0])
     return Answered(
-        prompt, corrupt, likeliest(engine.clean_logits[0]), likeliest(logits), likeliest(engine.corrupt_logits[0]), f, logits
+        prompt,
+        corrupt,
+        likeliest(engine.clean_logits[0]),
+        likeliest(logits),
+        likeliest(engine.corrupt_logits[0]),
+        f,
+        logits,
     )
 
 

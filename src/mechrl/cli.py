@@ -49,8 +49,12 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def global_options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something goes wrong.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback when something goes wrong.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Find the circuit behind a behaviour of a language model.
 
@@ -79,7 +83,10 @@ def models(as_json: options.Json = False) -> None:
     if as_json:
         answer_json(rows)
     else:
-        answer_table(["name", "here", "what it is"], [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows])
+        answer_table(
+            ["name", "here", "what it is"],
+            [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows],
+        )
 
 
 app.command("behaviours")(behaviours_command)
@@ -103,7 +110,10 @@ def bench_engine(
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", rich_help_panel=options.BASICS, help="As everywhere, or `gpt2-random`: GPT-2 small's shape."
+            "--model",
+            "-m",
+            rich_help_panel=options.BASICS,
+            help="As everywhere, or `gpt2-random`: GPT-2 small's shape.",
         ),
     ] = "toy",
     device: options.Device = "auto",
@@ -116,9 +126,17 @@ def bench_engine(
         ),
     ] = "",
     repeats: Annotated[
-        int, typer.Option(min=1, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Runs per figure; the median is reported.")
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_AT_ONCE,
+            rich_help_panel=options.BUDGET,
+            help="Runs per figure; the median is reported.",
+        ),
     ] = 3,
-    tf32: Annotated[bool, typer.Option(rich_help_panel=options.EXPERT, help="Allow TF32 matrix products on a GPU.")] = True,
+    tf32: Annotated[
+        bool, typer.Option(rich_help_panel=options.EXPERT, help="Allow TF32 matrix products on a GPU.")
+    ] = True,
     as_json: options.Json = False,
 ) -> None:
     """Circuits per second, next to a plain `transformers` forward of the same 20 IOI prompts.
@@ -137,11 +155,15 @@ def bench_engine(
         if not all(1 <= n <= MOST_AT_ONCE for n in batches):
             raise ValueError
     except ValueError:
-        raise MechRLError(f"--circuits takes numbers from 1 to {MOST_AT_ONCE:,} such as 1,4,16; got {circuits!r}") from None
+        raise MechRLError(
+            f"--circuits takes numbers from 1 to {MOST_AT_ONCE:,} such as 1,4,16; got {circuits!r}"
+        ) from None
     where = resolve_device(device)
     batches = batches or ((1, 4) if where.type == "cpu" else (1, 16, 128, 2048))
     with working(f"loading {model}"):
-        loaded = bench.random_gpt2_small().to(where) if model == "gpt2-random" else load_model(model, device=where)
+        loaded = (
+            bench.random_gpt2_small().to(where) if model == "gpt2-random" else load_model(model, device=where)
+        )
     with Live("bench") as live:
         result = bench.bench_engine(loaded, bench.prompts(loaded), batches, repeats, tf32, report=live.show)
     if as_json:
@@ -167,7 +189,9 @@ def bench_engine(
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 _LONGEST = 1000  # characters of an error: a name may be of any length
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer keeps its own copy of click, and does not show this class
+_UsageError: type[Exception] = typer.BadParameter.__mro__[
+    1
+]  # typer keeps its own copy of click, and does not show this class
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -213,16 +237,28 @@ def _explain(exc: BaseException) -> tuple[str, int]:
         # nothing to say: the help was asked for by giving no arguments, and has been printed
         return f"{what}; see `{context.command_path if context else 'mechrl'} --help`" if what else "", 2
     text = str(exc)
-    if told := re.search(r"\(os error (\d+)\)", text):  # how safetensors and tokenizers pass on what the system said
+    if told := re.search(
+        r"\(os error (\d+)\)", text
+    ):  # how safetensors and tokenizers pass on what the system said
         number = int(told[1])
         exc = OSError(number, os.strerror(number))
     if isinstance(exc, OSError) and exc.strerror:
-        where = f"{os.fsdecode(exc.filename)}: " if isinstance(exc.filename, str | bytes) else "cannot read or write: "
+        where = (
+            f"{os.fsdecode(exc.filename)}: "
+            if isinstance(exc.filename, str | bytes)
+            else "cannot read or write: "
+        )
         return f"{where}{exc.strerror}; {advice(exc.errno)}", 1
     if isinstance(exc, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text:
-        return "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device", 1
+        return (
+            "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device",
+            1,
+        )
     what = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
-    return f"unexpected {what.strip().splitlines()[0]}; a bug, please report it with what `mechrl --debug …` shows", 1
+    return (
+        f"unexpected {what.strip().splitlines()[0]}; a bug, please report it with what `mechrl --debug …` shows",
+        1,
+    )
 
 
 def _give_up_stdout() -> None:
@@ -238,7 +274,9 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show ≥ is no reason to fail
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal that cannot show ≥ is no reason to fail
     # an orderly end: half-written files are removed and the terminal gets its cursor back
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

@@ -54,7 +54,10 @@ def main() -> None:
         f"{weights:,} weights, fitted to {about['edits']:,} edits of {len(about['behaviours'])} other behaviours' circuits",
     )
     circuit = discover(model, behaviour, network, DiscoverSettings())
-    say("circuit", f"{len(circuit)} of {graph.n_edges:,} edges, {circuit.passes:,.0f} forward passes, {circuit.seconds:.0f} s")
+    say(
+        "circuit",
+        f"{len(circuit)} of {graph.n_edges:,} edges, {circuit.passes:,.0f} forward passes, {circuit.seconds:.0f} s",
+    )
     say(
         "",
         f"f = {circuit.faithfulness:.3f} on its own {circuit.pairs} pairs, {circuit.faithfulness_test:.3f} on fresh ones "
@@ -86,7 +89,10 @@ def main() -> None:
     say("next", f"{_mechrl()} view {OUT / 'circuit.json'}              look at it in the browser")
     say("", f"{_mechrl()} discover ioi                               another behaviour")
     say("", f"{_mechrl()} validate {OUT / 'circuit.json'}          is it real?")
-    say("", f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)")
+    say(
+        "",
+        f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)",
+    )
 
 
 def _mechrl() -> str:

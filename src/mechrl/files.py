@@ -50,11 +50,18 @@ def check_replaceable(path: Path) -> None:
     except OSError:
         return  # not there, or out of reach: whoever writes finds out
     if not stat.S_ISREG(mode):
-        raise CannotWrite(f"{path}: cannot be written (it is {_kind(mode)}, not a regular file); choose another name")
+        raise CannotWrite(
+            f"{path}: cannot be written (it is {_kind(mode)}, not a regular file); choose another name"
+        )
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+    }
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 

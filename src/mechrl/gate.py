@@ -83,7 +83,9 @@ def judge(model: Model, behaviour: Behaviour, n: int = N_PAIRS, seed: int = TEST
         reasons.append(f"KL_cut {engine.kl_cut:.2f} < {MIN_KL_CUT}")
     warnings = of_rows(behaviour) + _weak(right, p_answer, top1, clean, pairs, model)
     warnings += _other_opener(model, behaviour, seed, right, top1)
-    on_clean, on_corrupt = (float(metric_value(behaviour.metric, x, pairs, clean).mean()) for x in (clean, corrupt))
+    on_clean, on_corrupt = (
+        float(metric_value(behaviour.metric, x, pairs, clean).mean()) for x in (clean, corrupt)
+    )
     why, measured = "; ".join(reasons), (right, on_clean, on_corrupt, p_answer, engine.kl_cut)
     return Verdict(*head, len(pairs), *measured, not reasons, why, top1, opener, tuple(warnings))
 
@@ -107,13 +109,19 @@ def of_rows(behaviour: Behaviour) -> list[str]:
     if not isinstance(behaviour.source, tuple):
         return []
     rows, found = behaviour.source, []
-    spaces = [row.where for row in rows if row.clean != row.clean.rstrip() or row.corrupt != row.corrupt.rstrip()]
+    spaces = [
+        row.where for row in rows if row.clean != row.clean.rstrip() or row.corrupt != row.corrupt.rstrip()
+    ]
     if spaces:
         more = f" and {len(spaces) - 1} more rows" if len(spaces) > 1 else ""
-        found.append(f"{spaces[0]}{more}: the prompt ends with a space, which belongs to the answer (' older', not 'older')")
+        found.append(
+            f"{spaces[0]}{more}: the prompt ends with a space, which belongs to the answer (' older', not 'older')"
+        )
     size = Counter(row.part for row in rows)
     if few := [f"{size[part]} {part}" for part in PARTS if size[part] < ENOUGH]:
-        found.append(f"only {', '.join(few)} pairs: forty rows give every part ten; with fewer, f is that of these very rows")
+        found.append(
+            f"only {', '.join(few)} pairs: forty rows give every part ten; with fewer, f is that of these very rows"
+        )
     if repeats := recurring(rows):
         found.append(
             f"of {repeats} test pairs a prompt is also in a discovery or validation pair: "
@@ -130,28 +138,40 @@ def _scores(logits: torch.Tensor, pairs: Pairs, behaviour: Behaviour) -> tuple[f
     return float(accuracy(logits, pairs, behaviour.metric)), top1, float(p_answer)
 
 
-def _weak(right: float, p_answer: float, top1: float, clean: torch.Tensor, pairs: Pairs, model: Model) -> list[str]:
+def _weak(
+    right: float, p_answer: float, top1: float, clean: torch.Tensor, pairs: Pairs, model: Model
+) -> list[str]:
     if right < MIN_ACCURACY or (p_answer >= _WEAK_P_ANSWER and top1 >= _WEAK_TOP1):
         return []
     assert model.tokenizer is not None
     token, times = Counter(clean.argmax(-1).tolist()).most_common(1)[0]
     said = f"most often it says {model.tokenizer.decode([token])!r} ({times} of {len(pairs)})"
-    return [f"P(answer) {p_answer:.2f}, top-1 {top1:.2f}: the model prefers the answer to the foil but seldom says it; {said}"]
+    return [
+        f"P(answer) {p_answer:.2f}, top-1 {top1:.2f}: the model prefers the answer to the foil but seldom says it; {said}"
+    ]
 
 
 def _other_opener(model: Model, behaviour: Behaviour, seed: int, right: float, top1: float) -> list[str]:
     """Whether the model does far better with the other choice of a first token than it does as it is."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
-    if tokenizer.opener is None or min(right, top1) > 1 - _FAR_BETTER:  # there is no other, or it cannot be far better
+    if (
+        tokenizer.opener is None or min(right, top1) > 1 - _FAR_BETTER
+    ):  # there is no other, or it cannot be far better
         return []
     choice = "yes" if tokenizer.bos is None else "no"
     pairs = behaviour.pairs(tokenizer.opened(choice), _OTHER_PAIRS, seed, n_ctx=model.spec.n_ctx)
-    other, other_top1, _ = _scores(Engine(replace(model, tokenizer=None), pairs).clean_logits, pairs, behaviour)
+    other, other_top1, _ = _scores(
+        Engine(replace(model, tokenizer=None), pairs).clean_logits, pairs, behaviour
+    )
     better, worse = max(other - right, other_top1 - top1), min(other - right, other_top1 - top1)
     if better < _FAR_BETTER or worse < -_FAR_BETTER / 2:
         return []
-    what = f"with {tokenizer.opener_text!r} in front" if choice == "yes" else f"without {tokenizer.opener_text!r} in front"
+    what = (
+        f"with {tokenizer.opener_text!r} in front"
+        if choice == "yes"
+        else f"without {tokenizer.opener_text!r} in front"
+    )
     return [
         f"{what} accuracy is {other:.2f} instead of {right:.2f}, top-1 {other_top1:.2f} instead of {top1:.2f}: try --bos {choice}"
     ]

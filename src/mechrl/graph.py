@@ -67,7 +67,12 @@ class Graph:
 
     def receiver(self, layer: int, kind: str, head: int = 0) -> int:
         """Receiver index; `kind` is 'q', 'k', 'v' or 'mlp', `head` the head for q and the KV head for k and v."""
-        offset = {"q": 0, "k": self.n_heads, "v": self.n_heads + self.n_kv_heads, "mlp": self.receivers_per_layer - 1}
+        offset = {
+            "q": 0,
+            "k": self.n_heads,
+            "v": self.n_heads + self.n_kv_heads,
+            "mlp": self.receivers_per_layer - 1,
+        }
         return layer * self.receivers_per_layer + offset[kind] + head
 
     @property
@@ -211,7 +216,9 @@ class EdgeSet:
     def __init__(self, graph: Graph, edges: np.ndarray) -> None:
         self.graph, self.edges = graph, np.asarray(edges)
         bounds = np.searchsorted(graph.edge_stage[self.edges], np.arange(2 * graph.n_layers + 2)).tolist()
-        self.stages = [StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a]
+        self.stages = [
+            StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
+        ]
         self._source = graph.edge_source[self.edges]
         self._place = np.zeros(len(self.edges), dtype=np.int64)  # receiver's place within its stage
         self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # 16 bits are sorted by counting
@@ -264,7 +271,11 @@ class EdgeSet:
                 if live.stage.kind != "logits":
                     needed = self._needed_receivers(live.stage, read)[live.circuit, live.place]
                     live = LiveEdges(
-                        live.stage, live.circuit[needed], live.column[needed], live.place[needed], live.source[needed]
+                        live.stage,
+                        live.circuit[needed],
+                        live.column[needed],
+                        live.place[needed],
+                        live.source[needed],
                     )
                     result[i] = live
                 read[live.circuit, live.source] = True
@@ -291,5 +302,7 @@ class EdgeSet:
         if stage.kind == "mlp":
             return read[:, [graph.mlp(stage.layer)]]
         by_head = read[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
-        by_kv = by_head.reshape(-1, graph.n_kv_heads, graph.n_heads // graph.n_kv_heads).any(-1)  # of no circuit, too
+        by_kv = by_head.reshape(-1, graph.n_kv_heads, graph.n_heads // graph.n_kv_heads).any(
+            -1
+        )  # of no circuit, too
         return np.concatenate([by_head, by_kv, by_kv], axis=1)

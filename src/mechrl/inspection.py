@@ -52,7 +52,9 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
     if tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so it cannot be asked anything")
     if not isinstance(behaviour.source, tuple):
-        raise MechRLError(f"{behaviour.name!r} is a built-in behaviour; give the .jsonl or .csv file of your own")
+        raise MechRLError(
+            f"{behaviour.name!r} is a built-in behaviour; give the .jsonl or .csv file of your own"
+        )
     rows = behaviour.source
     parts = Counter(str(row.part) for row in rows)
     lengths = Counter(len(tokenizer.prompt(row.clean)) for row in rows)
@@ -66,18 +68,33 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
         foils=tuple(dict.fromkeys(text for row in rows for text in row.foils)),
     )
     problems = behaviour.problems(tokenizer, model.spec.n_ctx)
-    problems += [f"there are no {part} pairs: add rows with other clean prompts" for part in PARTS if not parts[part]]
+    problems += [
+        f"there are no {part} pairs: add rows with other clean prompts" for part in PARTS if not parts[part]
+    ]
     if problems:
         return Inspection(**facts, problems=tuple(problems))  # type: ignore[arg-type]
     pairs = behaviour.pairs(tokenizer, shown, n_ctx=model.spec.n_ctx)
     probability = Engine(model, pairs).clean_logits.softmax(-1)
     said = []
-    for i, ((clean, _), answers, foils) in enumerate(zip(pairs.texts, pairs.answers, pairs.foils, strict=True)):
+    for i, ((clean, _), answers, foils) in enumerate(
+        zip(pairs.texts, pairs.answers, pairs.foils, strict=True)
+    ):
         p, token = (float(probability[i].max()), int(probability[i].argmax()))
         of = lambda ids, i=i: float(probability[i, list(ids)].sum())  # noqa: E731
-        text = lambda ids: " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")  # noqa: E731
+        text = lambda ids: (
+            " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")
+        )
         said.append(
-            Said(clean, text(answers), of(answers), text(foils), of(foils), tokenizer.decode([token]), p, token in answers)
+            Said(
+                clean,
+                text(answers),
+                of(answers),
+                text(foils),
+                of(foils),
+                tokenizer.decode([token]),
+                p,
+                token in answers,
+            )
         )
     verdict = gate.judge(model, behaviour)
     return Inspection(**facts, problems=(), said=tuple(said), verdict=verdict)  # type: ignore[arg-type]

@@ -24,7 +24,9 @@ def one_of(what: str, value: str, known: Sequence[str]) -> str:
     if value in known:
         return value
     hint = close(value, known)
-    raise MechRLError(f"unknown {what} {value!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}")
+    raise MechRLError(
+        f"unknown {what} {value!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}"
+    )
 
 
 def check_model(name: str) -> str:

@@ -11,7 +11,15 @@ import typer
 
 from mechrl.errors import MechRLError
 from mechrl.names import check_model, one_of
-from mechrl.ranges import MOST_AT_ONCE, MOST_COEFFICIENT, MOST_JOBS, MOST_PAIRS, MOST_SECONDS, MOST_SEED, MOST_STEPS
+from mechrl.ranges import (
+    MOST_AT_ONCE,
+    MOST_COEFFICIENT,
+    MOST_JOBS,
+    MOST_PAIRS,
+    MOST_SECONDS,
+    MOST_SEED,
+    MOST_STEPS,
+)
 
 
 def finite(value: float | None) -> float | None:
@@ -75,9 +83,15 @@ Bos = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(rich_help_panel=BUDGET, help="`auto`, `cpu`, `cuda` or `cuda:1`.")]
-Behaviour = Annotated[str, typer.Argument(help="A behaviour's name, or the .jsonl or .csv file of your own.", show_default=False)]
+Behaviour = Annotated[
+    str,
+    typer.Argument(help="A behaviour's name, or the .jsonl or .csv file of your own.", show_default=False),
+]
 Behaviours = Annotated[
-    str, typer.Option(rich_help_panel=BASICS, help="`train`, `held-out`, `all`, or names and files, comma-separated.")
+    str,
+    typer.Option(
+        rich_help_panel=BASICS, help="`train`, `held-out`, `all`, or names and files, comma-separated."
+    ),
 ]
 CircuitModel = Annotated[
     str | None,
@@ -115,8 +129,13 @@ HoldsOn = Annotated[
         show_default=False,
     ),
 ]
-Tau = Annotated[float, typer.Option(rich_help_panel=BASICS, callback=_tau, help="The faithfulness to reach, between 0 and 1.")]
-Pairs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_PAIRS, help="Discovery pairs per behaviour.")]
+Tau = Annotated[
+    float,
+    typer.Option(rich_help_panel=BASICS, callback=_tau, help="The faithfulness to reach, between 0 and 1."),
+]
+Pairs = Annotated[
+    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_PAIRS, help="Discovery pairs per behaviour.")
+]
 Prefilter = Annotated[
     str,
     typer.Option(
@@ -138,14 +157,19 @@ Seed = Annotated[
 Seeds = Annotated[
     str,
     typer.Option(
-        rich_help_panel=REPRODUCIBILITY, help="Comma-separated; a seed picks the discovery pairs and all else that is random."
+        rich_help_panel=REPRODUCIBILITY,
+        help="Comma-separated; a seed picks the discovery pairs and all else that is random.",
     ),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", rich_help_panel=EXPERT, help="Go on even if the model does not exhibit the behaviour.")
+    bool,
+    typer.Option(
+        "--force", rich_help_panel=EXPERT, help="Go on even if the model does not exhibit the behaviour."
+    ),
 ]
 ForceAll = Annotated[
-    bool, typer.Option("--force", rich_help_panel=EXPERT, help="Also behaviours that the model does not exhibit.")
+    bool,
+    typer.Option("--force", rich_help_panel=EXPERT, help="Also behaviours that the model does not exhibit."),
 ]
 
 # ---- policies -------------------------------------------------------------------------------------------------------
@@ -153,19 +177,32 @@ ForceAll = Annotated[
 Policy = Annotated[
     Path | None,
     typer.Option(
-        rich_help_panel=EXPERT, help="Folder of a policy. [default: the one that comes with MechRL]", show_default=False
+        rich_help_panel=EXPERT,
+        help="Folder of a policy. [default: the one that comes with MechRL]",
+        show_default=False,
     ),
 ]
 Rollouts = Annotated[
     int,
-    typer.Option(rich_help_panel=BUDGET, min=0, max=MOST_AT_ONCE, help="A policy's sampled rollouts, besides the greedy one."),
+    typer.Option(
+        rich_help_panel=BUDGET,
+        min=0,
+        max=MOST_AT_ONCE,
+        help="A policy's sampled rollouts, besides the greedy one.",
+    ),
 ]
-Transitions = Annotated[int, typer.Option(rich_help_panel=EXPERT, min=1, max=MOST_STEPS, help="Environment steps per iteration.")]
-Envs = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side.")]
+Transitions = Annotated[
+    int, typer.Option(rich_help_panel=EXPERT, min=1, max=MOST_STEPS, help="Environment steps per iteration.")
+]
+Envs = Annotated[
+    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side.")
+]
 Half = Annotated[
     bool,
     typer.Option(
-        "--half", rich_help_panel=BUDGET, help="Rollouts in half precision on a GPU: faster, their f is off by less than 1e-3."
+        "--half",
+        rich_help_panel=BUDGET,
+        help="Rollouts in half precision on a GPU: faster, their f is off by less than 1e-3.",
     ),
 ]
 Margin = Annotated[
@@ -179,17 +216,29 @@ Margin = Annotated[
     ),
 ]
 LearningRate = Annotated[
-    float, typer.Option(rich_help_panel=EXPERT, min=0, max=1, callback=finite, help="At the start; it falls linearly to zero.")
+    float,
+    typer.Option(
+        rich_help_panel=EXPERT, min=0, max=1, callback=finite, help="At the start; it falls linearly to zero."
+    ),
 ]
 Entropy = Annotated[
     float,
-    typer.Option(rich_help_panel=EXPERT, min=0, max=MOST_COEFFICIENT, callback=finite, help="Coefficient of the entropy bonus."),
+    typer.Option(
+        rich_help_panel=EXPERT,
+        min=0,
+        max=MOST_COEFFICIENT,
+        callback=finite,
+        help="Coefficient of the entropy bonus.",
+    ),
 ]
 
 # ---- the work and what becomes of it --------------------------------------------------------------------------------
 
 Jobs = Annotated[
-    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_JOBS, help="Worker processes; several can share one GPU.")
+    int,
+    typer.Option(
+        rich_help_panel=BUDGET, min=1, max=MOST_JOBS, help="Worker processes; several can share one GPU."
+    ),
 ]
 Ray = Annotated[
     str | None,
@@ -199,8 +248,12 @@ Ray = Annotated[
         show_default=False,
     ),
 ]
-SaveEvery = Annotated[int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_STEPS, help="Iterations between two saves.")]
-Resume = Annotated[bool, typer.Option("--resume", rich_help_panel=BUDGET, help="Go on with what was left in --out.")]
+SaveEvery = Annotated[
+    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_STEPS, help="Iterations between two saves.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", rich_help_panel=BUDGET, help="Go on with what was left in --out.")
+]
 SecondsThenResume = Annotated[
     float | None,
     typer.Option(

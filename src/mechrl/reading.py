@@ -18,7 +18,10 @@ from mechrl.errors import MechRLError
 
 MOST = 2**30  # bytes of a file that is read at once
 _GZIP = b"\x1f\x8b"  # what a compressed file begins with
-_MOST_ONCE, _MOST_RATIO = 2**26, 20  # a compressed file may become so many bytes, or so many times larger: text does not
+_MOST_ONCE, _MOST_RATIO = (
+    2**26,
+    20,
+)  # a compressed file may become so many bytes, or so many times larger: text does not
 _AT_ONCE = 2**24  # bytes of it
 _LARGEST = 10**9  # of a whole number in the settings of something
 T = TypeVar("T")
@@ -37,10 +40,14 @@ def check_regular(path: Path | str) -> None:
 def read_bytes(path: Path, most: int = MOST) -> bytes:
     """All of a regular file, if it is not larger than that. A compressed one as what it holds."""
     check_regular(path)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # what it is may have changed just now
+    with open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
+    ) as file:  # what it is may have changed just now
         content = file.read(most + 1)
     if len(content) > most:
-        raise MechRLError(f"{path}: larger than {most / 2**20:,.0f} MB, which nothing that MechRL reads is; check the path")
+        raise MechRLError(
+            f"{path}: larger than {most / 2**20:,.0f} MB, which nothing that MechRL reads is; check the path"
+        )
     return unzip(content, path) if content.startswith(_GZIP) else content
 
 

@@ -43,7 +43,9 @@ def not_saved(save: Callable[[], None]) -> CannotWrite | None:
 def keep(circuit: Circuit, path: Path) -> CannotWrite | None:
     """Saves what a command has found; if that cannot be, says what becomes of it."""
     if failed := not_saved(lambda: circuit.save(path)):
-        say(f'{path} could not be written; the circuit is printed: what begins with {{"format" is what would be in the file')
+        say(
+            f'{path} could not be written; the circuit is printed: what begins with {{"format" is what would be in the file'
+        )
     return failed
 
 

@@ -31,7 +31,11 @@ def read_sealed(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             texts = dict(file.metadata() or {})
-    except (SafetensorError, TypeError, AttributeError) as exc:  # no such file, or a kind of number that numpy does not have
+    except (
+        SafetensorError,
+        TypeError,
+        AttributeError,
+    ) as exc:  # no such file, or a kind of number that numpy does not have
         raise ValueError(f"not a safetensors file, or damaged ({exc})") from exc
     seal = arrays.pop(_SEAL, None)
     if seal is not None and not np.array_equal(seal, _checksum(arrays, texts)):

@@ -49,7 +49,9 @@ def answer_json(value: object) -> None:
     try:
         text = json.dumps(value, indent=1, allow_nan=False)
     except ValueError as exc:
-        raise MechRLError("the result has numbers that are NaN or infinite; check the model and its pairs") from exc
+        raise MechRLError(
+            "the result has numbers that are NaN or infinite; check the model and its pairs"
+        ) from exc
     if _speaks():
         print(text)
 
@@ -76,7 +78,12 @@ class Live:
     """How far something has come, on stderr: a bar on a terminal, elsewhere a line every so many seconds, the first after `quiet`."""
 
     def __init__(self, name: str, quiet: float = _LINE_EVERY, every: float = _LINE_EVERY) -> None:
-        self.name, self._every, self._next_line, self._spoke = plain(name), every, time.monotonic() + quiet, False
+        self.name, self._every, self._next_line, self._spoke = (
+            plain(name),
+            every,
+            time.monotonic() + quiet,
+            False,
+        )
         self._bar: Progress | None = None
 
     def __enter__(self) -> Live:
@@ -86,7 +93,11 @@ class Live:
 
             text = TextColumn("{task.description}", markup=False)
             self._bar = Progress(
-                TextColumn(self.name, markup=False), BarColumn(bar_width=24), text, console=Console(stderr=True), transient=True
+                TextColumn(self.name, markup=False),
+                BarColumn(bar_width=24),
+                text,
+                console=Console(stderr=True),
+                transient=True,
             )
             self._task = self._bar.add_task("", total=None)
             self._bar.start()

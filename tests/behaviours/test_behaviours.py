@@ -9,7 +9,11 @@ from mechrl.behaviours import Behaviour, Pairs, accuracy, behaviours, get_behavi
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 
-TRAIN = [f"{family}{variant}" for family in ("ioi", "greater-than", "docstring") for variant in ("", "-2", "-3", "-4")]
+TRAIN = [
+    f"{family}{variant}"
+    for family in ("ioi", "greater-than", "docstring")
+    for variant in ("", "-2", "-3", "-4")
+]
 HELD_OUT = [
     "gendered-pronoun",
     "subject-verb",
@@ -34,7 +38,13 @@ def test_known_components_are_in_gpt2s_graph_and_counted_as_in_the_paper() -> No
         components = [known.component for known in behaviour.known]
         assert len(set(components)) == len(components) and set(components) <= sources
     # the paper's Table 2; IOI's 26 heads are Wang et al.'s
-    counts = {"gendered-pronoun": 7, "subject-verb": 12, "acronyms": 8, "simple-syllogism": 5, "opposite-syllogism": 9}
+    counts = {
+        "gendered-pronoun": 7,
+        "subject-verb": 12,
+        "acronyms": 8,
+        "simple-syllogism": 5,
+        "opposite-syllogism": 9,
+    }
     for name, count in {**counts, "multiple-choice": 3, "ioi": 26, "docstring": 0}.items():
         assert len(get_behaviour(name).known) == count
 

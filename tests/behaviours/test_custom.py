@@ -17,14 +17,21 @@ from tests.behaviours.tokenizers import gpt2, word_level
 
 CITIES = ["Paris", "London", "Berlin", "Madrid", "Rome", "Moscow", "Tokyo", "Cairo"]
 GOOD = [
-    {"clean": f"I live in {a}. My city is", "corrupt": f"I live in {b}. My city is", "answer": f" {a}", "foil": f" {b}"}
+    {
+        "clean": f"I live in {a}. My city is",
+        "corrupt": f"I live in {b}. My city is",
+        "answer": f" {a}",
+        "foil": f" {b}",
+    }
     for a, b in zip(CITIES[::2], CITIES[1::2], strict=True)
 ]
 
 
 def jsonl(folder: Path, *rows: object) -> Path:
     path = folder / "cities.jsonl"
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8"
+    )
     return path
 
 
@@ -40,18 +47,24 @@ def test_jsonl_works_wherever_a_name_does(tmp_path: Path) -> None:
 
 def test_csv_says_the_same(tmp_path: Path) -> None:
     lines = ["clean,corrupt,answer,foil,metric"]
-    lines += [f'{r["clean"]},"{r["corrupt"]}",{r["answer"]}| the,{r["foil"]},probability-difference' for r in GOOD]
+    lines += [
+        f'{r["clean"]},"{r["corrupt"]}",{r["answer"]}| the,{r["foil"]},probability-difference' for r in GOOD
+    ]
     path = tmp_path / "cities.csv"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())  # as a spreadsheet saves it
     behaviour = load_behaviour(path)
     assert behaviour.metric == "probability-difference"
     pairs = behaviour.pairs(gpt2(), part="discovery")
     same = load_behaviour(jsonl(tmp_path, *GOOD)).pairs(gpt2(), part="discovery")
-    assert set(pairs.texts) == set(same.texts) and all(answers[1] == gpt2().single(" the") for answers in pairs.answers)
+    assert set(pairs.texts) == set(same.texts) and all(
+        answers[1] == gpt2().single(" the") for answers in pairs.answers
+    )
 
 
 def test_parts_can_be_written(tmp_path: Path) -> None:
-    rows = [{**row, "part": part} for row, part in zip(GOOD, ["test", "test", "discovery", "test"], strict=True)]
+    rows = [
+        {**row, "part": part} for row, part in zip(GOOD, ["test", "test", "discovery", "test"], strict=True)
+    ]
     behaviour = load_behaviour(jsonl(tmp_path, *rows))
     assert len(behaviour.pairs(gpt2(), part="test")) == 3 and len(behaviour.pairs(gpt2())) == 1
     with pytest.raises(MechRLError, match="'cities' has no validation pairs"):
@@ -59,16 +72,26 @@ def test_parts_can_be_written(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda t: t[0] != t[1]), min_size=1, unique=True)
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda t: t[0] != t[1]),
+        min_size=1,
+        unique=True,
+    )
 )
 def test_rows_that_share_a_prompt_share_a_part(rows: list[tuple[int, int]]) -> None:
     texts = [{"clean": f"p {a}", "corrupt": f"p {b}", "answer": " x", "foil": " y"} for a, b in rows]
     source = Behaviour.from_pairs("b", texts).source
     assert isinstance(source, tuple)
     clean = [{row.clean for row in source if row.part == part} for part in PARTS]
-    assert sum(map(len, clean)) == len(set().union(*clean)) and clean[0]  # a clean prompt is in one part alone
+    assert (
+        sum(map(len, clean)) == len(set().union(*clean)) and clean[0]
+    )  # a clean prompt is in one part alone
     prompts = [{p for row in source if row.part == part for p in (row.clean, row.corrupt)} for part in PARTS]
-    leaks = sum(not (prompts[0] | prompts[1]).isdisjoint((row.clean, row.corrupt)) for row in source if row.part == "test")
+    leaks = sum(
+        not (prompts[0] | prompts[1]).isdisjoint((row.clean, row.corrupt))
+        for row in source
+        if row.part == "test"
+    )
     assert recurring(source) == leaks
     by_prompts = {(row.clean, row.corrupt): row.part for row in source}
     reordered = Behaviour.from_pairs("b", texts[::-1]).source
@@ -91,7 +114,11 @@ def test_rows_shuffled_into_pairs_have_every_part(n: int, seed: int) -> None:
     source = Behaviour.from_pairs("b", shuffled(n, seed)).source
     assert isinstance(source, tuple)
     size = {part: sum(row.part == part for row in source) for part in PARTS}
-    assert size["discovery"] == (n + 1) // 2 and abs(size["test"] - n / 4) <= 1 and abs(size["validation"] - n / 4) <= 1
+    assert (
+        size["discovery"] == (n + 1) // 2
+        and abs(size["test"] - n / 4) <= 1
+        and abs(size["validation"] - n / 4) <= 1
+    )
     assert recurring(source) > 0
 
 
@@ -103,12 +130,17 @@ def test_rows_that_share_no_prompt_are_dealt_so_that_no_part_knows_anothers(n: i
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(GOOD), min_size=4, max_size=4, unique_by=lambda r: r["clean"]), st.sampled_from(["kl", None]))
+@given(
+    st.lists(st.sampled_from(GOOD), min_size=4, max_size=4, unique_by=lambda r: r["clean"]),
+    st.sampled_from(["kl", None]),
+)
 def test_the_rows_of_a_behaviour_make_it_again(rows: list[dict], metric: str | None) -> None:
     written = Behaviour.from_pairs("b", [row | ({"metric": metric} if metric else {}) for row in rows])
     again = Behaviour.from_pairs("b", json.loads(json.dumps(written.rows())))
     assert again.rows() == written.rows() and again.metric == written.metric
-    assert [again.pairs(gpt2(), part=part) for part in PARTS] == [written.pairs(gpt2(), part=part) for part in PARTS]
+    assert [again.pairs(gpt2(), part=part) for part in PARTS] == [
+        written.pairs(gpt2(), part=part) for part in PARTS
+    ]
 
 
 def test_a_template_has_no_rows() -> None:
@@ -118,14 +150,22 @@ def test_a_template_has_no_rows() -> None:
 def test_all_broken_lines_are_counted(tmp_path: Path) -> None:
     wrong = [{**row, "answer": "Ouagadougou"} for row in GOOD[:3]]
     behaviour = load_behaviour(jsonl(tmp_path, *wrong, GOOD[3]))
-    assert [problem.split(": ")[0].rpartition(", ")[2] for problem in behaviour.problems(gpt2())] == ["line 1", "line 2", "line 3"]
-    with pytest.raises(FileError, match=r"line 1: .* \(and 2 more rows are wrong: `mechrl check .*cities.jsonl` lists them\)"):
+    assert [problem.split(": ")[0].rpartition(", ")[2] for problem in behaviour.problems(gpt2())] == [
+        "line 1",
+        "line 2",
+        "line 3",
+    ]
+    with pytest.raises(
+        FileError, match=r"line 1: .* \(and 2 more rows are wrong: `mechrl check .*cities.jsonl` lists them\)"
+    ):
         behaviour.pairs(gpt2())
 
 
 def test_words_a_tokenizer_does_not_know_are_named_and_not_called_identical(tmp_path: Path) -> None:
     rows = [{**row, "clean": "When zyx is", "corrupt": "When zyw is"} for row in GOOD]
-    with pytest.raises(FileError, match="line 1: the prompt has words that the tokenizer does not know: 'zyx', 'zyw'"):
+    with pytest.raises(
+        FileError, match="line 1: the prompt has words that the tokenizer does not know: 'zyx', 'zyw'"
+    ):
         load_behaviour(jsonl(tmp_path, rows[0], *GOOD[1:])).pairs(word_level())
 
 
@@ -137,11 +177,23 @@ MISTAKES = {
     "empty field": ({**ROW, "answer": []}, "line 2: 'answer' is missing"),
     "no text": ({**ROW, "clean": 3}, "line 2: 'clean' must be text, not 3"),
     "list of prompts": ({**ROW, "clean": ["a", "b"]}, "line 2: 'clean' and 'corrupt' are one text each"),
-    "identical prompts": ({**ROW, "corrupt": ROW["clean"]}, "line 2: the clean and the corrupted prompt are identical"),
-    "answer among foils": ({**ROW, "foil": [" x", ROW["answer"]]}, "line 2: ' Paris' is an answer and a foil"),
+    "identical prompts": (
+        {**ROW, "corrupt": ROW["clean"]},
+        "line 2: the clean and the corrupted prompt are identical",
+    ),
+    "answer among foils": (
+        {**ROW, "foil": [" x", ROW["answer"]]},
+        "line 2: ' Paris' is an answer and a foil",
+    ),
     "same pair again": (GOOD[1], "line 2: the same pair of prompts as in .*line 1"),
-    "unknown metric": ({**ROW, "metric": ["kl"]}, r"line 2: unknown metric \['kl'\]; there are logit-difference"),
-    "another metric": ({**ROW, "metric": "kl"}, r"line 2: another metric \(kl\) than in .*line 1 \(logit-difference\)"),
+    "unknown metric": (
+        {**ROW, "metric": ["kl"]},
+        r"line 2: unknown metric \['kl'\]; there are logit-difference",
+    ),
+    "another metric": (
+        {**ROW, "metric": "kl"},
+        r"line 2: another metric \(kl\) than in .*line 1 \(logit-difference\)",
+    ),
     "half a character": ({**ROW, "answer": "\ud83d"}, "line 2: 'answer' has half of a surrogate pair"),
     "endless number": (f'{{"clean": {"1" * 5000}}}', "line 2: not JSON"),
     "unknown part": ({**ROW, "part": "train"}, "line 2: unknown part 'train'"),
@@ -171,7 +223,9 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, mistake: str) -> None:
 
 
 def test_a_prompt_longer_than_the_context(tmp_path: Path) -> None:
-    with pytest.raises(MechRLError, match=r"cities.jsonl, line 1: the prompt has 9 tokens, the model's context is 8"):
+    with pytest.raises(
+        MechRLError, match=r"cities.jsonl, line 1: the prompt has 9 tokens, the model's context is 8"
+    ):
         load_behaviour(jsonl(tmp_path, *GOOD)).pairs(gpt2(), n_ctx=8)
 
 

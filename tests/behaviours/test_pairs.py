@@ -13,7 +13,9 @@ from mechrl.errors import MechRLError
 from mechrl.models.tokenizer import Tokenizer
 from tests.behaviours import tokenizers
 
-ALL = pytest.mark.parametrize("behaviour", behaviours(with_relations=False), ids=lambda behaviour: behaviour.name)
+ALL = pytest.mark.parametrize(
+    "behaviour", behaviours(with_relations=False), ids=lambda behaviour: behaviour.name
+)
 KINDS = ("word_level", "gpt2", pytest.param("smollm2", marks=pytest.mark.real))
 CAPITALS_ARE_FEW = {"country-capital"}
 
@@ -51,7 +53,10 @@ def test_parts_have_hundreds_and_share_nothing(tokenizer: Tokenizer, behaviour: 
     """However many pairs are asked for, and with whatever seeds: no clean prompt of one part is in another."""
     cleans = []
     for part in PARTS:
-        many, others = behaviour.pairs(tokenizer, 200, part=part), behaviour.pairs(tokenizer, 50, TEST_SEED, part)
+        many, others = (
+            behaviour.pairs(tokenizer, 200, part=part),
+            behaviour.pairs(tokenizer, 50, TEST_SEED, part),
+        )
         assert len(many) == 200 or (behaviour.name in CAPITALS_ARE_FEW and len(many) >= 100)
         cleans.append({text for text, _ in many.texts + others.texts})
     for one, other in itertools.combinations(cleans, 2):
@@ -103,7 +108,9 @@ def test_fewer_words_still_make_pairs() -> None:
 )
 def test_what_cannot_be_built_says_why(name: str, unknown: set[str], reason: str) -> None:
     behaviour = next(behaviour for behaviour in behaviours() if behaviour.name == name)
-    with pytest.raises(MechRLError, match=f"behaviour '{name}' cannot be built for this tokenizer: .*{reason}"):
+    with pytest.raises(
+        MechRLError, match=f"behaviour '{name}' cannot be built for this tokenizer: .*{reason}"
+    ):
         behaviour.pairs(tokenizers.word_level(frozenset(unknown)))
 
 
@@ -139,7 +146,13 @@ def greater_than(tokenizer: Tokenizer):
     pairs = behaviour.pairs(tokenizer, 100)
     for (clean, corrupt), answers, foils in zip(pairs.texts, pairs.answers, pairs.foils, strict=True):
         start, end, first = clean.split()[4], clean.split()[-1], corrupt.split()[4]
-        yield start, end, first, [tokenizer.decode([i]) for i in answers], [tokenizer.decode([i]) for i in foils]
+        yield (
+            start,
+            end,
+            first,
+            [tokenizer.decode([i]) for i in answers],
+            [tokenizer.decode([i]) for i in foils],
+        )
 
 
 @pytest.mark.parametrize("kind", ["word_level", "gpt2"])

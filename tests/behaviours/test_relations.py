@@ -72,7 +72,10 @@ def test_pairs_are_sound(tokenizer: Tokenizer, behaviour: Behaviour, seed: int, 
         assert all(answer_of[first] == second for first, second in (shot.split(" -> ") for shot in shots))
         query, other = query.removesuffix(" ->"), other.removesuffix(" ->")
         assert not {query, other} & {word for shot in shots for word in shot.split(" -> ")}
-        assert tokenizer.decode([answer]) == f" {answer_of[query]}" and tokenizer.decode([foil]) == f" {answer_of[other]}"
+        assert (
+            tokenizer.decode([answer]) == f" {answer_of[query]}"
+            and tokenizer.decode([foil]) == f" {answer_of[other]}"
+        )
 
 
 @pytest.mark.real

@@ -43,7 +43,13 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
     assert time.thread_time() - began < 3
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda t: t[0] != t[1]), min_size=1, unique=True))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda t: t[0] != t[1]),
+        min_size=1,
+        unique=True,
+    )
+)
 def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
     """The slow twin: without shortening any path. A file's parts must not change with the program's version."""
     import hashlib
@@ -61,7 +67,9 @@ def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
     plain = rows(links)
     for row in plain:
         group[stands_for(row["clean"])] = stands_for(row["corrupt"])
-    groups = sorted({stands_for(row["clean"]) for row in plain}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    groups = sorted(
+        {stands_for(row["clean"]) for row in plain}, key=lambda text: hashlib.sha256(text.encode()).digest()
+    )
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
     source = Behaviour.from_pairs("b", plain).source
     assert isinstance(source, tuple)

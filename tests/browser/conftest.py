@@ -71,7 +71,9 @@ def visit(chromium, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
         visits.append(now)
         now.page.on("request", lambda request: now.requests.append(request.url))
         now.page.on("pageerror", lambda error: now.errors.append(str(error)))
-        now.page.on("console", lambda message: now.errors.append(message.text) if message.type == "error" else None)
+        now.page.on(
+            "console", lambda message: now.errors.append(message.text) if message.type == "error" else None
+        )
         if not url:
             path = tmp_path / f"{len(visits)}.html"
             path.write_text(page(list(circuits)), encoding="utf-8")

@@ -40,7 +40,10 @@ def kept(data: dict) -> list[tuple[float, str]]:
     """Strength and name of the edges of the final circuit, strongest first."""
     edges, last = data["edges"], len(data["stops"]["size"])
     names = [
-        (abs(edges["importance"][i]), f"{data['sources'][edges['source'][i]]} → {data['receivers'][edges['receiver'][i]]}")
+        (
+            abs(edges["importance"][i]),
+            f"{data['sources'][edges['source'][i]]} → {data['receivers'][edges['receiver'][i]]}",
+        )
         for i in range(len(edges["id"]))
         if edges["stops"][i] >= last
     ]
@@ -83,7 +86,10 @@ def test_strong_edges_are_thick(visit, ranked: dict) -> None:
     with v.page.expect_download() as download:
         v.locator("text=SVG").first.click()
     tree = ElementTree.fromstring(download.value.path().read_bytes())
-    width = {path.get("data-edge").replace("->", " → "): float(path.get("stroke-width")) for path in tree.iter(f"{SVG}path")}
+    width = {
+        path.get("data-edge").replace("->", " → "): float(path.get("stroke-width"))
+        for path in tree.iter(f"{SVG}path")
+    }
     order = [width[name] for _, name in kept(ranked)]
     assert order == sorted(order, reverse=True) and order[0] > 4 * order[-1]
 
@@ -139,7 +145,9 @@ def note(v, component: str, name: str = "", group: str = "", pin: bool = False) 
         v.click(".pin")
 
 
-def test_components_are_pinned_named_and_grouped_and_the_notes_come_back(visit, ranked: dict, tmp_path) -> None:
+def test_components_are_pinned_named_and_grouped_and_the_notes_come_back(
+    visit, ranked: dict, tmp_path
+) -> None:
     v = visit(ranked)
     one, two = sorted(shown(v) - {"logits", "input"})[:2]
     note(v, one, "copies the name", "movers", pin=True)
@@ -151,12 +159,18 @@ def test_components_are_pinned_named_and_grouped_and_the_notes_come_back(visit, 
     assert v.locator(".list.groups").inner_text() == f"movers: {one}, {two}"
     assert v.locator(".caption").all_inner_texts() == ["copies the name"]
     v.hover(".list.groups button")
-    assert {one, two} <= set(v.evaluate("[...document.querySelectorAll('.node.near')].map(n => n.dataset.name)"))
+    assert {one, two} <= set(
+        v.evaluate("[...document.querySelectorAll('.node.near')].map(n => n.dataset.name)")
+    )
     with v.page.expect_download() as download:
         v.click("text=Save notes")
     assert download.value.suggested_filename == "circuit.notes.json"
     told = json.loads(download.value.path().read_text())
-    assert told == {"pins": [one], "names": {one: "copies the name"}, "groups": {one: "movers", two: "movers"}}
+    assert told == {
+        "pins": [one],
+        "names": {one: "copies the name"},
+        "groups": {one: "movers", two: "movers"},
+    }
     circuit = tmp_path / "circuit.json"
     notes_file(circuit).write_text(json.dumps(told))
     again = visit(ranked | {"notes_of_reader": read_notes(circuit, random_circuit(GPT2, 30))})
@@ -165,7 +179,9 @@ def test_components_are_pinned_named_and_grouped_and_the_notes_come_back(visit, 
     assert again.locator(".caption").all_inner_texts() == ["copies the name"]
 
 
-@pytest.mark.parametrize("text", ["<img src=x onerror='window.broken = 1'>", "</script><script>window.broken = 1</script>"])
+@pytest.mark.parametrize(
+    "text", ["<img src=x onerror='window.broken = 1'>", "</script><script>window.broken = 1</script>"]
+)
 def test_notes_are_text(visit, ranked: dict, text: str) -> None:
     v = visit(ranked | {"notes_of_reader": {"pins": ["m0"], "names": {"m0": text}, "groups": {"m0": text}}})
     assert text in v.locator(".list.pinned").inner_text() and v.locator(".caption").inner_text() == text
@@ -181,8 +197,12 @@ def told(v) -> dict:
         "shown": shown(v),
         "heading": [h.inner_text() for h in v.locator("[role=tabpanel]:not([hidden]) h2").all()],
         "ranges": v.evaluate("[...document.querySelectorAll('input[type=range]')].map(r => r.value)"),
-        "checked": v.evaluate("[...document.querySelectorAll('[aria-checked=true]')].map(b => b.dataset.key)"),
-        "pressed": v.evaluate("[...document.querySelectorAll('.node[aria-pressed=true]')].map(b => b.dataset.name)"),
+        "checked": v.evaluate(
+            "[...document.querySelectorAll('[aria-checked=true]')].map(b => b.dataset.key)"
+        ),
+        "pressed": v.evaluate(
+            "[...document.querySelectorAll('.node[aria-pressed=true]')].map(b => b.dataset.name)"
+        ),
         "pinned": v.evaluate("[...document.querySelectorAll('.node.pinned')].map(b => b.dataset.name)"),
         "scheme": v.evaluate("document.documentElement.style.colorScheme"),
         "captions": v.locator(".caption").all_inner_texts(),
@@ -263,13 +283,18 @@ def test_three_circuits_stand_beside_each_other(visit) -> None:
     on = np.flatnonzero(one.mask)
     masks[1][on[::7]] = False
     masks[2][on[::5]] = False
-    three = [random_circuit(GPT2, 100, nodes=30, seed=1, mask=mask, order=(), behaviour=f"b{i}") for i, mask in enumerate(masks)]
+    three = [
+        random_circuit(GPT2, 100, nodes=30, seed=1, mask=mask, order=(), behaviour=f"b{i}")
+        for i, mask in enumerate(masks)
+    ]
     live = [GPT2.prune(c.mask) for c in three]
     v = visit(*map(circuit_data, three))
     assert v.locator(".pane").count() == 3 and v.locator(".letter").all_inner_texts() == ["A", "B", "C"]
     common = int((live[0] & live[1] & live[2]).sum())
     only = [int((mine & ~np.any([o for o in live if o is not mine], axis=0)).sum()) for mine in live]
-    assert v.locator(".shared").all_inner_texts() == [f"{common} edges shared by all, {n} only here" for n in only]
+    assert v.locator(".shared").all_inner_texts() == [
+        f"{common} edges shared by all, {n} only here" for n in only
+    ]
     v.locator("[data-name=logits]").first.click()
     assert "in all circuits" in v.locator("#component").inner_text()
     assert v.locator("[data-name=logits][aria-pressed=true]").count() == 3
@@ -288,7 +313,9 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     data = (
         [toy]
         if how_many == 1
-        else [circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60, seed=s)) for s in range(how_many)]
+        else [
+            circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60, seed=s)) for s in range(how_many)
+        ]
     )
     path = tmp_path / "page.html"
     path.write_text(page(data), encoding="utf-8")
@@ -315,13 +342,16 @@ def test_edges_along_the_spine_are_arcs_inside_each_other(visit) -> None:
     names = [("m2", "m5"), ("m2", "m9"), ("m2", "m14"), ("m2", "m20"), ("m2", "m27")]
     mask = np.zeros(SMOLLM2.n_edges, dtype=bool)
     for source, target in names:
-        mask[[SMOLLM2.edge_of_name(e) for e in (f"{source}->{target}", f"{target}->logits", "input->m2")]] = True
+        mask[[SMOLLM2.edge_of_name(e) for e in (f"{source}->{target}", f"{target}->logits", "input->m2")]] = (
+            True
+        )
     v = visit(circuit_data(random_circuit(SMOLLM2, 30, mask=mask, order=())))
     with v.page.expect_download() as download:
         v.locator("text=SVG").first.click()
     tree = ElementTree.fromstring(download.value.path().read_bytes())
     curve = {
-        path.get("data-edge"): [float(x) for x in re.findall(r"-?[\d.]+", path.get("d"))] for path in tree.iter(f"{SVG}path")
+        path.get("data-edge"): [float(x) for x in re.findall(r"-?[\d.]+", path.get("d"))]
+        for path in tree.iter(f"{SVG}path")
     }
     bows = [abs(curve[f"{a}->{b}"][2] - curve[f"{a}->{b}"][0]) for a, b in names]
     assert bows == sorted(bows) and all(b - a > 8 for a, b in pairwise(bows)), bows

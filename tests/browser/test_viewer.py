@@ -35,7 +35,9 @@ def toy() -> dict:
     """A circuit with its model: f, answers, attention."""
     model = load_model("toy")
     return circuit_data(
-        random_circuit(model.graph, 60, removed=100, model="toy", checksum=model.checksum, pairs=4, nodes=16), model, IOI
+        random_circuit(model.graph, 60, removed=100, model="toy", checksum=model.checksum, pairs=4, nodes=16),
+        model,
+        IOI,
     )
 
 
@@ -63,7 +65,10 @@ def test_it_shows_the_circuit(visit, gpt2: dict) -> None:
     v = visit(gpt2)
     assert shown(v) == names_at(gpt2, len(gpt2["stops"]["size"]) - 1)
     assert v.locator(".readout").inner_text().split("\n")[:2] == ["f 0.912", "120 edges"]
-    place = {name: v.locator(f"[data-name='{name}']").bounding_box() for name in ("input", "a0.h3", "m0", "a9.h9", "logits")}
+    place = {
+        name: v.locator(f"[data-name='{name}']").bounding_box()
+        for name in ("input", "a0.h3", "m0", "a9.h9", "logits")
+    }
     heights = [place[name]["y"] for name in place]
     assert heights == sorted(heights, reverse=True)  # from the input at the bottom to the logits at the top
     ink = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return d.some(x => x > 0) }"
@@ -74,11 +79,16 @@ def test_a_click_selects(visit, gpt2: dict) -> None:
     v = visit(gpt2)
     v.click("[data-name='a9.h9']")
     assert v.locator("#component h2").inner_text() == "a9.h9"
-    assert "name mover" in v.locator("#component").inner_text() and "Wang" in v.locator("#component").inner_text()
+    assert (
+        "name mover" in v.locator("#component").inner_text()
+        and "Wang" in v.locator("#component").inner_text()
+    )
     assert v.get_attribute("[data-name='a9.h9']", "aria-pressed") == "true"
     ids = [i for i, name in enumerate(gpt2["edges"]["source"]) if gpt2["sources"][name] == "a9.h9"]
     last = len(gpt2["stops"]["size"]) - 1
-    expected = {gpt2["receivers"][gpt2["edges"]["receiver"][i]] for i in ids if gpt2["edges"]["stops"][i] > last}
+    expected = {
+        gpt2["receivers"][gpt2["edges"]["receiver"][i]] for i in ids if gpt2["edges"]["stops"][i] > last
+    }
     listed = v.evaluate(
         "[...document.querySelectorAll('#component h3')].find(h => h.textContent === 'Is read by').nextSibling.innerText"
     )
@@ -120,7 +130,8 @@ def test_the_slider_replays_the_removal(visit, toy: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "first"), [("a9.h9", "a9.h9"), ("A9.H", "a9.h"), ("9.9", "a9.h9"), ("m1", "m1"), ("logi", "logits")]
+    ("typed", "first"),
+    [("a9.h9", "a9.h9"), ("A9.H", "a9.h"), ("9.9", "a9.h9"), ("m1", "m1"), ("logi", "logits")],
 )
 def test_search_finds_components(visit, gpt2: dict, typed: str, first: str) -> None:
     v = visit(gpt2)
@@ -138,7 +149,12 @@ def test_search_for_what_is_not_there_and_for_roles(visit, gpt2: dict) -> None:
         v.fill("#search", typed)
         assert "No component" in v.locator("#results").inner_text()
     v.fill("#search", "inhib")
-    assert sorted(v.locator("#results [role=option] .name").all_inner_texts()) == ["a7.h3", "a7.h9", "a8.h10", "a8.h6"]
+    assert sorted(v.locator("#results [role=option] .name").all_inner_texts()) == [
+        "a7.h3",
+        "a7.h9",
+        "a8.h10",
+        "a8.h6",
+    ]
 
 
 def test_two_circuits_compare(visit) -> None:
@@ -160,7 +176,9 @@ def test_two_circuits_compare(visit) -> None:
     assert pictures["shared"][0] != pictures["own"][0] != pictures["all"][0]
     v.locator("[data-name=logits]").first.click()
     assert v.locator("[data-name=logits][aria-pressed=true]").count() == 2  # selected in both
-    assert v.locator("#component .marks").count() == int((live[0] | live[1])[GPT2.edge_receiver == GPT2.logits].sum())
+    assert v.locator("#component .marks").count() == int(
+        (live[0] | live[1])[GPT2.edge_receiver == GPT2.logits].sum()
+    )
     v.click("#tab-about")
     assert f"{both} of {int((live[0] | live[1]).sum())}" in v.locator("#about").inner_text()
     slide(v, 0)
@@ -193,7 +211,9 @@ def test_three_thousand_edges_respond_within_100_ms(visit) -> None:
       }
       return times;
     }""")
-    assert np.median(times) < 100, times  # from the pointer to the picture, on a machine that does other things as well
+    assert np.median(times) < 100, (
+        times
+    )  # from the pointer to the picture, on a machine that does other things as well
 
 
 @pytest.mark.parametrize(
@@ -209,7 +229,12 @@ def test_markup_in_names_is_text(visit, toy: dict, text: str) -> None:
     nasty = circuit_data(random_circuit(GPT2, 60, removed=9, nodes=12, **changes), missing=text)
     nasty["known"] = {"a9.h9": (text, text, text)}
     nasty["pairs"] = [
-        pair | {"clean": [text] * len(pair["clean"]), "answers": [text], "top": pair["top"] | {"clean": [(text, 1.0)]}}
+        pair
+        | {
+            "clean": [text] * len(pair["clean"]),
+            "answers": [text],
+            "top": pair["top"] | {"clean": [(text, 1.0)]},
+        }
         for pair in toy["pairs"]
     ]
     nasty["pairs"] = [p | {"top": p["top"] | {"circuit": [p["top"]["clean"]] * 100}} for p in nasty["pairs"]]
@@ -289,7 +314,9 @@ def check_attention_under_the_pointer(v, toy: dict, pair: int, run: str) -> None
 
 
 def test_without_a_model_it_says_why(visit) -> None:
-    v = visit(circuit_data(random_circuit(GPT2, 60, removed=9, nodes=12), missing="gpt2 is not on this machine"))
+    v = visit(
+        circuit_data(random_circuit(GPT2, 60, removed=9, nodes=12), missing="gpt2 is not on this machine")
+    )
     assert "gpt2 is not on this machine" in v.locator(".pane header").inner_text()
     assert v.locator(".readout b").inner_text() == "f 0.912"  # the file's own
     slide(v, 0)
@@ -335,7 +362,8 @@ def test_light_and_dark(visit, toy: dict, scheme: str) -> None:
     def darkness() -> list[bool]:
         sums = "c => c.match(/\\d+(\\.\\d+)?/g).slice(0, 3).map(Number).reduce((a, b) => a + b)"
         colours = [
-            f"({sums})(getComputedStyle(document.querySelector('.stage')).{what})" for what in ("backgroundColor", "color")
+            f"({sums})(getComputedStyle(document.querySelector('.stage')).{what})"
+            for what in ("backgroundColor", "color")
         ]
         background, text = (v.evaluate(colour) for colour in colours)
         return background < text
@@ -360,14 +388,22 @@ def test_light_and_dark(visit, toy: dict, scheme: str) -> None:
 )
 def test_any_shape_is_laid_out_within_the_picture(visit, circuit: Circuit) -> None:
     v = visit(circuit_data(circuit))
-    assert shown(v) == (names_at(circuit_data(circuit), Replay(circuit).live.shape[0] - 1) if len(circuit) else set())
+    assert shown(v) == (
+        names_at(circuit_data(circuit), Replay(circuit).live.shape[0] - 1) if len(circuit) else set()
+    )
     world = v.locator(".world").bounding_box()
-    for box in v.evaluate("[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().toJSON())"):
+    for box in v.evaluate(
+        "[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().toJSON())"
+    ):
         assert world["x"] <= box["left"] and box["right"] <= world["x"] + world["width"]
         assert world["y"] <= box["top"] and box["bottom"] <= world["y"] + world["height"]
-    boxes = v.evaluate("[...document.querySelectorAll('.node.on')].map(n => n.getBoundingClientRect().toJSON())")
+    boxes = v.evaluate(
+        "[...document.querySelectorAll('.node.on')].map(n => n.getBoundingClientRect().toJSON())"
+    )
     x, y, w, h = (np.array([box[side] for box in boxes]) for side in ("left", "top", "width", "height"))
-    apart = (abs(x[:, None] - x) >= np.minimum(w[:, None], w)) | (abs(y[:, None] - y) >= np.minimum(h[:, None], h))
+    apart = (abs(x[:, None] - x) >= np.minimum(w[:, None], w)) | (
+        abs(y[:, None] - y) >= np.minimum(h[:, None], h)
+    )
     assert (apart | np.eye(len(boxes), dtype=bool)).all()  # no label covers another
 
 
@@ -387,7 +423,9 @@ def test_from_the_server(visit, toy: dict) -> None:
 
 
 def test_in_a_notebooks_frame(chromium, tmp_path) -> None:
-    (tmp_path / "notebook.html").write_text(circuit_html(random_circuit(GPT2, 60, removed=9, nodes=12)), encoding="utf-8")
+    (tmp_path / "notebook.html").write_text(
+        circuit_html(random_circuit(GPT2, 60, removed=9, nodes=12)), encoding="utf-8"
+    )
     window = chromium.new_page()
     window.goto((tmp_path / "notebook.html").as_uri())
     frame = window.frame_locator("iframe")

@@ -30,7 +30,9 @@ def same(a: Circuit, b: Circuit) -> bool:
 def test_importing_it_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'numpy', 'transformers'} & set(sys.modules)"
     code = f"import sys, mechrl; assert not {heavy}, {heavy}; mechrl.MechRLError; assert not {heavy}; print(*dir(mechrl))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert set(mechrl.__all__) <= set(done.stdout.split())
 
 
@@ -48,14 +50,31 @@ def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
     found = mechrl.discover(model, behaviour, "policy", policy=str(folder), report=lines.append, **settings)
     task, reward = trained_with(folder, 0.8)
     task = replace(task, pairs=6)
-    assert same(found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward))
+    assert same(
+        found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward)
+    )
     assert lines and found.method == "policy"
 
 
 def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
     behaviour, lines = mechrl.behaviour("acronyms"), []
-    found = mechrl.discover(model, behaviour, tau=0.8, pairs=6, holds_on="discovery", seed=3, report=lines.append)
-    command = ["discover", "acronyms", "--tau", "0.8", "--pairs", "6", "--holds-on", "discovery", "--seed", "3", "--device", "cpu"]
+    found = mechrl.discover(
+        model, behaviour, tau=0.8, pairs=6, holds_on="discovery", seed=3, report=lines.append
+    )
+    command = [
+        "discover",
+        "acronyms",
+        "--tau",
+        "0.8",
+        "--pairs",
+        "6",
+        "--holds-on",
+        "discovery",
+        "--seed",
+        "3",
+        "--device",
+        "cpu",
+    ]
     assert cli.run([*command, "--out", str(tmp_path)]) == 0
     assert same(found, mechrl.Circuit.load(tmp_path / "circuit.json")) and lines and found.method == "planner"
 
@@ -68,7 +87,14 @@ def test_a_search_is_the_commands_search(model) -> None:
 
 def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Path) -> None:
     path = tmp_path / "backwards.jsonl"
-    names = ("John", "Mary"), ("Mary", "John"), ("Paul", "Anna"), ("Anna", "Paul"), ("John", "Anna"), ("Paul", "Mary")
+    names = (
+        ("John", "Mary"),
+        ("Mary", "John"),
+        ("Paul", "Anna"),
+        ("Anna", "Paul"),
+        ("John", "Anna"),
+        ("Paul", "Mary"),
+    )
     rows = [
         f'{{"clean": "When {a} and {b} went to the store, {b} gave a book to", "corrupt": "When {b} and {a} went to the store, '
         f'{a} gave a book to", "answer": " {b}", "foil": " {a}"}}'
@@ -105,7 +131,10 @@ def test_validity_and_the_page(model) -> None:
     behaviour = mechrl.behaviour("acronyms")
     circuit = mechrl.discover(model, behaviour, "greedy", pairs=6)
     validity = mechrl.validate(circuit, model, behaviour, 20)
-    assert validity.faithfulness == pytest.approx(circuit.faithfulness, abs=1e-6) and validity.necessity < validity.faithfulness
+    assert (
+        validity.faithfulness == pytest.approx(circuit.faithfulness, abs=1e-6)
+        and validity.necessity < validity.faithfulness
+    )
     alone, with_model = mechrl.show(circuit), mechrl.show(circuit, model, behaviour, height=300)
     assert "height:300px" in with_model._repr_html_() and len(with_model.html) > len(alone.html)
     assert "<" not in repr(alone) and "\n" not in repr(alone)

@@ -65,7 +65,13 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", pages_with("bash"), ids=name)
 def test_commands_run(page: Path, clone: Path) -> None:
     for block in blocks(page, "bash"):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
     for path in re.findall(r"--(?:out|html) (\S+)", "".join(blocks(page, "bash"))):
@@ -93,7 +99,10 @@ def test_the_notebook_runs(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), known)
     stored = next(
-        o for cell in cells() for o in cell.get("outputs", ()) if "<Circuit" in str(o.get("data", {}).get("text/plain"))
+        o
+        for cell in cells()
+        for o in cell.get("outputs", ())
+        if "<Circuit" in str(o.get("data", {}).get("text/plain"))
     )
     found = known["small"]
     said = "".join(stored["data"]["text/plain"])
@@ -205,7 +214,9 @@ _PLACES = re.compile(
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, NOTEBOOK, ROOT / "CITATION.cff", *sorted((ROOT / "docs" / "examples").iterdir())], ids=name
+    "page",
+    [*PAGES, NOTEBOOK, ROOT / "CITATION.cff", *sorted((ROOT / "docs" / "examples").iterdir())],
+    ids=name,
 )
 def test_no_machine_is_named(page: Path) -> None:
     assert not _PLACES.findall(page.read_text())
@@ -240,8 +251,15 @@ def test_results_stand_in_the_benchmarks() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables if line.startswith("| ")]
     head = rows[0]
     at = {key: head.index(key) for key in ("behaviour", "method", "edges", "f test", "passes")}
-    policy = (ROOT / "benchmarks" / "policy" / "smollm2" / "tables.md").read_text().split("\n## ")[1].splitlines()
-    greedy = {r[0]: r for line in policy if line.startswith("| ") for r in [[cell.strip() for cell in line.strip("|").split("|")]]}
+    policy = (
+        (ROOT / "benchmarks" / "policy" / "smollm2" / "tables.md").read_text().split("\n## ")[1].splitlines()
+    )
+    greedy = {
+        r[0]: r
+        for line in policy
+        if line.startswith("| ")
+        for r in [[cell.strip() for cell in line.strip("|").split("|")]]
+    }
     assert greedy["behaviour"][4:8] == ["greedy: edges", "f", "f, fresh pairs", "passes"]
     readme = (ROOT / "README.md").read_text().splitlines()
     begin = readme.index("| behaviour | EAP-IG greedy | ACDC | blockwise | policy |")
@@ -254,7 +272,11 @@ def test_results_stand_in_the_benchmarks() -> None:
         edges, f, f_test, passes = greedy[behaviour][4:8]
         assert of_policy == (f"{edges}, {f_test}, {passes}" if float(f) >= 0.9 else "not reached"), behaviour
         for method, cell in zip(methods, found, strict=True):
-            mine = [r for r in rows if r[at["behaviour"]] == behaviour and re.sub(r",? [\d.]+$", "", r[at["method"]]) == method]
+            mine = [
+                r
+                for r in rows
+                if r[at["behaviour"]] == behaviour and re.sub(r",? [\d.]+$", "", r[at["method"]]) == method
+            ]
             if cell == "not reached":
                 assert mine and all("short of" in r[at["edges"]] or r[at["edges"]] == "not run" for r in mine)
             else:
@@ -267,7 +289,9 @@ def test_results_stand_in_the_benchmarks() -> None:
     assert checked == 18
 
 
-def test_the_comparison_is_what_its_script_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_is_what_its_script_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(sys, "argv", ["results.py"])
     runpy.run_path(str(ROOT / "benchmarks" / "results.py"), run_name="__main__")

@@ -18,10 +18,18 @@ from mechrl.evaluate.work import Cell, Place
 def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> Gated:
     names = [b.name for b in behaviours(with_relations=False) if b.name not in without]
     verdicts = {
-        b.name: {"name": b.name, "exhibited": b.name in names, "reason": "accuracy 0.50 < 0.8", "accuracy": 1.0}
+        b.name: {
+            "name": b.name,
+            "exhibited": b.name in names,
+            "reason": "accuracy 0.50 < 0.8",
+            "accuracy": 1.0,
+        }
         for b in behaviours(with_relations=False)
     }
-    examples = {b.name: {"prompt": f"The <b>{b.name}</b> & co. of", "answer": "it"} for b in behaviours(with_relations=False)}
+    examples = {
+        b.name: {"prompt": f"The <b>{b.name}</b> & co. of", "answer": "it"}
+        for b in behaviours(with_relations=False)
+    }
     graph = {"layers": 12, "heads": 12, "kv_heads": 12, "edges": 32491, "nodes": 158}
     return Gated({"model": model, "checksum": "0"}, graph, names, verdicts, examples)
 
@@ -53,9 +61,13 @@ def result_of(cell: Cell) -> dict[str, Any]:
     if cell.kind == "curves":
         f = [1 - (1 + k / 100) ** -1 + rng.gauss(0, 0.002) for k in K_GRID]
         greedy_f = {
-            key: dict([paper.COMPARISON[name][f"greedy_{key}"]]) if name in paper.COMPARISON else {} for key in ("ld", "kl")
+            key: dict([paper.COMPARISON[name][f"greedy_{key}"]]) if name in paper.COMPARISON else {}
+            for key in ("ld", "kl")
         }
-        greedy = {key: [known.get(n, 1 - (1 + n / 80) ** -1) for n in GREEDY_GRID] for key, known in greedy_f.items()}
+        greedy = {
+            key: [known.get(n, 1 - (1 + n / 80) ** -1) for n in GREEDY_GRID]
+            for key, known in greedy_f.items()
+        }
         return {
             "kl_cut": 4.65,
             "k": list(K_GRID),
@@ -71,7 +83,14 @@ def result_of(cell: Cell) -> dict[str, Any]:
             "seconds": 1.0,
             "device": "a device",
         }
-    sizes = {"policy": 500, "policy-greedy": 550, "policy-adapted": 400, "policy-from-scratch": 800, "acdc": 200, "blockwise": 90}
+    sizes = {
+        "policy": 500,
+        "policy-greedy": 550,
+        "policy-adapted": 400,
+        "policy-from-scratch": 800,
+        "acdc": 200,
+        "blockwise": 90,
+    }
     edges, f, passes = (
         round(sizes.get(a["method"], 700) * rng.lognormvariate(0, 0.4)),
         0.9 + 0.08 * rng.random(),
@@ -80,9 +99,20 @@ def result_of(cell: Cell) -> dict[str, Any]:
     if a["target"] == "paper" and a["method"] == "acdc" and name in paper.ACDC:
         edges, f, passes = paper.ACDC[name][paper.ACDC_THRESHOLDS.index(a["search"]["thresholds"][0])]
     spread = {"mean": 0.01, "sd": 0.02, "n": 20}
-    controls = [{"drawn_from": d, "matched": m, "f": spread} for d in ("candidates", "graph") for m in ("raw", "pruned")]
+    controls = [
+        {"drawn_from": d, "matched": m, "f": spread}
+        for d in ("candidates", "graph")
+        for m in ("raw", "pruned")
+    ]
     recovery = {"recovered": 7, "known": ["a"] * 8, "expected": 2.5, "precision": 0.12}
-    gain = {"edges": edges, "f": f, "f_top": f - 0.03, "gain": rng.gauss(0.03, 0.03), "gain_pruned": 0.02, "gain_test": 0.01}
+    gain = {
+        "edges": edges,
+        "f": f,
+        "f_top": f - 0.03,
+        "gain": rng.gauss(0.03, 0.03),
+        "gain_pruned": 0.02,
+        "gain_test": 0.01,
+    }
     gain |= {
         "discordant_share": 0.4,
         "discordant_chance": 0.8,
@@ -102,13 +132,20 @@ def result_of(cell: Cell) -> dict[str, Any]:
         "seconds": 12.3,
         "candidates": 3000,
         "passes_training": 41000.0,
-        "learning": {"iteration": list(steps), "share": [0.2 + 0.7 / i**0.5 for i in steps], "f": [0.9 for _ in steps]},
+        "learning": {
+            "iteration": list(steps),
+            "share": [0.2 + 0.7 / i**0.5 for i in steps],
+            "f": [0.9 for _ in steps],
+        },
         "validity": {
             "necessity": 0.003,
             "necessity_random": spread,
             "specificity": controls,
             "recovery": recovery,
-            "variants": [{"behaviour": "x", "f": 0.8, "reason": ""}, {"behaviour": "y", "f": None, "reason": "not exhibited"}],
+            "variants": [
+                {"behaviour": "x", "f": 0.8, "reason": ""},
+                {"behaviour": "y", "f": None, "reason": "not exhibited"},
+            ],
         },
         "beyond": gain,
         "device": "a device",

@@ -15,7 +15,11 @@ from tests.search.problems import planted_problem
 
 def planted_setting(planted: Planted, k: int = 60, components: str = "") -> Setting:
     problem = planted_problem(planted)
-    behaviour = replace(problem.behaviour, known=known("planted", "by hand", "high", components), known_model=planted.model.name)
+    behaviour = replace(
+        problem.behaviour,
+        known=known("planted", "by hand", "high", components),
+        known_model=planted.model.name,
+    )
     setting = Setting(problem.model, behaviour, problem.pairs, problem.engine, k, "metric")
     setting.__dict__["test"] = problem.engine  # it has no tokenizer to make fresh pairs with
     return setting

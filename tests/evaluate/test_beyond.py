@@ -43,7 +43,9 @@ def test_discordant_edges_and_their_cost_against_the_slow_way() -> None:
     assert victim in outside and result.discordant == len(outside)
     without = true.copy()
     without[outside] = False
-    assert result.cost == pytest.approx(f_of(setting.engine, true)[0] - f_of(setting.engine, without)[0], abs=1e-9)
+    assert result.cost == pytest.approx(
+        f_of(setting.engine, true)[0] - f_of(setting.engine, without)[0], abs=1e-9
+    )
     assert result.cost > 0.5 and result.gain > 0.5  # every planted edge is necessary
     assert result.cost_random.n == 20 and 0 < result.p_value <= 1
     assert result.to_json()["gain"] == result.f - result.f_top
@@ -54,12 +56,19 @@ def test_chance_where_the_ranking_reaches_beyond_the_candidates() -> None:
     setting = planted_setting(planted_chain())
     true = np.isin(setting.model.graph.edge_names, sorted(planted_chain().edges))
     scores = setting.scores.copy()
-    scores[np.flatnonzero(~true)[:2]] = 2 * np.abs(scores).max()  # two edges that are no candidates come first
+    scores[np.flatnonzero(~true)[:2]] = (
+        2 * np.abs(scores).max()
+    )  # two edges that are no candidates come first
     setting.__dict__["scores"] = scores
     setting.__dict__["candidates"] = np.union1d(np.flatnonzero(true), np.flatnonzero(~true)[2:12])
     result = beyond(circuit_of(setting, true), setting)
     top = top_n(scores, result.edges)
-    assert (result.edges, result.candidates, result.discordant, top[setting.candidates].sum()) == (4, 14, 2, 2)
+    assert (result.edges, result.candidates, result.discordant, top[setting.candidates].sum()) == (
+        4,
+        14,
+        2,
+        2,
+    )
     rng = np.random.default_rng(1)
     draws = [rng.permutation(setting.candidates)[: result.edges] for _ in range(4000)]
     discordant = np.array([(~top[draw]).sum() for draw in draws])

@@ -44,7 +44,9 @@ def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> N
     assert work.run(cells, place, report=seen.append, crew=crew)
     assert [place.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
     reasons = [place.record(c)["reason"] for c in (dies, refuses, breaks)]
-    assert reasons[0].startswith("its process was lost to the cluster (ActorDiedError") and reasons[0].endswith(", 3 times")
+    assert reasons[0].startswith("its process was lost to the cluster (ActorDiedError") and reasons[
+        0
+    ].endswith(", 3 times")
     assert reasons[1:] == ["that cannot be done", "ZeroDivisionError: by zero"]
     assert (attempts(place, once), attempts(place, dies), attempts(place, good)) == (2, work.ATTEMPTS, 1)
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0)
@@ -54,7 +56,9 @@ def test_out_of_time_the_workers_leave_a_state(ray: Any, tmp_path: Path) -> None
     place = Place(tmp_path, work_jobs.do, work_jobs.hands, jobs=2)
     good, waits = cell("works"), cell("waits")
     assert not work.run([good, waits], place, seconds=8.0, crew=Cluster(place, ray))
-    assert place.done(good) and place.record(waits) is None and attempts(place, waits) == 1  # stopped, not failed
+    assert (
+        place.done(good) and place.record(waits) is None and attempts(place, waits) == 1
+    )  # stopped, not failed
 
 
 class Stand:
@@ -80,7 +84,9 @@ class Stand:
         (0, (2,), "cpu", 8, 0, 1, 1),
     ],
 )
-def test_actors_share_out_gpus_and_cores(tmp_path: Path, gpus, cores, device, jobs, share, cpus, on_one) -> None:
+def test_actors_share_out_gpus_and_cores(
+    tmp_path: Path, gpus, cores, device, jobs, share, cpus, on_one
+) -> None:
     place = Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs)
     crew = Cluster(place, Stand(gpus, *cores))
     assert crew._needs == {"num_cpus": cpus, "num_gpus": share} and crew.place.jobs == on_one
@@ -98,7 +104,9 @@ def test_no_cluster_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         closed = f"127.0.0.1:{nobody.getsockname()[1]}"
     for address in ("auto", "nonsense", "127.0.0.1:x", closed, f"ray://{closed}"):
-        with pytest.raises(MechRLError, match=f"no Ray cluster at '{address}': start one with `ray start --head`"):
+        with pytest.raises(
+            MechRLError, match=f"no Ray cluster at '{address}': start one with `ray start --head`"
+        ):
             cluster.connect(address)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MechRLError, match=r"pip install 'mechrl\[cluster\]'"):
@@ -144,16 +152,26 @@ def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
     for row in json.loads(second.stdout)["tables"][0]["rows"]:
         assert row["seeds"] == 6 and row["remarks"] == ""
     by_processes = tmp_path / "processes"
-    plain = [word for word in command if word not in ("--ray", "local")] + ["--out", str(by_processes), "--seeds", "0"]
+    plain = [word for word in command if word not in ("--ray", "local")] + [
+        "--out",
+        str(by_processes),
+        "--seeds",
+        "0",
+    ]
     assert subprocess.run(plain, capture_output=True, env=environment, timeout=120).returncode == 0
     for path in by_processes.glob("circuits/*"):  # what a cluster finds is what processes find
         assert path.stat().st_size and (tmp_path / "circuits" / path.name).exists()
-        ours, theirs = (json.loads((p / "cells" / f"{path.name.split('.')[0]}.json").read_text()) for p in (tmp_path, by_processes))
+        ours, theirs = (
+            json.loads((p / "cells" / f"{path.name.split('.')[0]}.json").read_text())
+            for p in (tmp_path, by_processes)
+        )
         assert ours["result"] | {"seconds": 0} == theirs["result"] | {"seconds": 0}
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_costs_no_cell_and_says_nothing_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_lost_costs_no_cell_and_says_nothing_on_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two machines, as far as Ray can tell: each a raylet of its own, of which one is killed in the middle."""
     from ray.cluster_utils import Cluster as Machines
 
@@ -163,7 +181,16 @@ def test_a_machine_that_is_lost_costs_no_cell_and_says_nothing_on_stdout(tmp_pat
         machines.add_node(num_cpus=1, include_dashboard=False)
         second = machines.add_node(num_cpus=1)
         options = "compare --behaviours ioi --methods blockwise --targets discovery --seeds 0,1,2,3,4,5 --pairs 8 --jobs 2 --json"
-        command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--ray", machines.address, "--out", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "mechrl.cli",
+            *options.split(),
+            "--ray",
+            machines.address,
+            "--out",
+            str(tmp_path),
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
         with open(tmp_path / "log", "w") as log:
             run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)

@@ -34,7 +34,8 @@ def test_every_method_has_cells_of_its_own() -> None:
 
 def test_cells_change_with_all_that_determines_them() -> None:
     assert (
-        cell("policy").name != circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), Agent("2", 300, "metric", {})).name
+        cell("policy").name
+        != circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), Agent("2", 300, "metric", {})).name
     )
     assert cell("policy").name != cell("policy", half=True).name
     assert cell("greedy").name != cell("greedy", tau=0.8).name
@@ -45,12 +46,16 @@ def test_a_policy_paid_for_the_best_so_far_is_read_along_its_episodes() -> None:
     """The paper's last masks mean nothing then: its tables have the smallest circuit that reaches the agent's own target."""
     ours = Agent("1", 300, "union", {"best_so_far": True})
     papers, own = (
-        circuit_cell(MODEL, "ioi", "policy", "paper", 0, Budget(), agent).arguments["deployment"] for agent in (AGENT, ours)
+        circuit_cell(MODEL, "ioi", "policy", "paper", 0, Budget(), agent).arguments["deployment"]
+        for agent in (AGENT, ours)
     )
     assert papers | {"rule": "paper", "best_along_episode": False, "tau": 0.9} == papers
     assert own | {"rule": "smallest", "best_along_episode": True, "tau": None} == own
     for target in compare.TARGETS:
-        one, other = (circuit_cell(MODEL, "ioi", "policy", target, 0, Budget(), a).arguments["deployment"] for a in (AGENT, ours))
+        one, other = (
+            circuit_cell(MODEL, "ioi", "policy", target, 0, Budget(), a).arguments["deployment"]
+            for a in (AGENT, ours)
+        )
         assert one == other and one["tau"] == 0.9 and one["best_along_episode"]
 
 
@@ -96,7 +101,11 @@ def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
     place.write(cells[2], "failed", reason="no <memory>")
     (row,) = rows(cells, place)
     assert (row.seeds, row.done, row.failed, row.reached) == (4, 2, 1, 1)
-    assert row.edges_pruned.mean == 4 and row.edges_pruned.sd == pytest.approx(2**0.5) and row.edges_pruned.n == 2
+    assert (
+        row.edges_pruned.mean == 4
+        and row.edges_pruned.sd == pytest.approx(2**0.5)
+        and row.edges_pruned.n == 2
+    )
     assert row.status == "failed on 1 of 4: no <memory>; 1 of 4 not done yet; short of τ on 1 of 2"
     (table,) = comparison_tables([row], Budget(), "mechrl compare", Gated(MODEL, {}, ["ioi"], {}, {}))
     assert table.texts()[0][:3] == ["ioi", "EAP-IG greedy", "4 ± 1"] and "no <memory>" in table.texts()[0][-1]
@@ -115,4 +124,6 @@ def test_mistakes_are_one_line(text: str) -> None:
 
 
 def test_lists() -> None:
-    assert parse_seeds("2, 0,2") == [2, 0] and parse_list("acdc, greedy,acdc", "methods", compare.METHODS) == ["acdc", "greedy"]
+    assert parse_seeds("2, 0,2") == [2, 0] and parse_list(
+        "acdc, greedy,acdc", "methods", compare.METHODS
+    ) == ["acdc", "greedy"]

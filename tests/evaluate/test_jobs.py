@@ -33,7 +33,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hands(folder: Path, policy: Path) -> jobs.Hands:
-    return jobs.Hands(Place(folder, jobs.do, jobs.Hands, {"model": "toy", "device": "cpu", "policy": str(policy)}))
+    return jobs.Hands(
+        Place(folder, jobs.do, jobs.Hands, {"model": "toy", "device": "cpu", "policy": str(policy)})
+    )
 
 
 def without_time(result: dict[str, Any]) -> dict[str, Any]:
@@ -53,10 +55,15 @@ def test_stopped_and_continued_equals_straight(
         monkeypatch.setattr(jobs, "stopping", stop_at(n))
         with pytest.raises(Stopped):
             jobs.do(mine, cell)
-        assert list((tmp_path / "stopped" / "work").iterdir()) and not (tmp_path / "stopped" / "circuits").exists()
+        assert (
+            list((tmp_path / "stopped" / "work").iterdir())
+            and not (tmp_path / "stopped" / "circuits").exists()
+        )
     monkeypatch.setattr(jobs, "stopping", lambda: False)
     assert without_time(jobs.do(mine, cell)) == without_time(straight)
-    left = [mine.place.scratch(cell)] if method == "policy-adapted" else []  # a training that others may share
+    left = (
+        [mine.place.scratch(cell)] if method == "policy-adapted" else []
+    )  # a training that others may share
     assert list((tmp_path / "stopped" / "work").iterdir()) == left
 
 
@@ -71,13 +78,17 @@ def test_a_damaged_state_costs_time_only(tmp_path: Path, policy: Path) -> None:
 def test_both_targets_share_one_training(tmp_path: Path, policy: Path) -> None:
     agent = Agent("0", 60, "metric", {"max_steps": 5})
     mine = hands(tmp_path, policy)
-    one, other = (circuit_cell(MODEL, "acronyms", "policy-adapted", t, 0, BUDGET, agent) for t in ("discovery", "test"))
+    one, other = (
+        circuit_cell(MODEL, "acronyms", "policy-adapted", t, 0, BUDGET, agent) for t in ("discovery", "test")
+    )
     first = jobs.do(mine, one)
     metrics = (mine.place.scratch(one) / "metrics.jsonl").read_bytes()
     second = jobs.do(mine, other)
     assert (mine.place.scratch(other) / "metrics.jsonl").read_bytes() == metrics
     assert second["learning"] == first["learning"] and second["passes_training"] == first["passes_training"]
-    assert second["passes"] >= first["passes"]  # the training is charged to both; judging on validation pairs comes on top
+    assert (
+        second["passes"] >= first["passes"]
+    )  # the training is charged to both; judging on validation pairs comes on top
 
 
 def test_what_a_job_tells_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +116,9 @@ def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -
     mine = hands(tmp_path, policy)
     result = jobs.do(mine, cell)
     agent = read_agent(mine.place.scratch(cell))
-    assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result["passes"] > 16 * 3 / 20
+    assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result[
+        "passes"
+    ] > 16 * 3 / 20
     found = circuit_cell(MODEL, "acronyms", "policy", "paper", 0, BUDGET, agent)
     assert jobs.do(hands(tmp_path, mine.place.scratch(cell)), found)["f"] > 0.5
 
@@ -127,18 +140,29 @@ def test_more_training_has_the_discount_of_the_policy(tmp_path: Path, policy: Pa
 
 def test_cells_have_the_candidates_and_the_target_of_training(tmp_path: Path, policy: Path) -> None:
     reward = {"max_steps": 5, "best_so_far": True, "look_again": 0.8, "margin": 0.1}
-    known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 200, "spare": 0.05}, "reward": reward, "width": 8}
-    training = Cell("train", MODEL | known | {"ppo": {"iterations": 1, "transitions": 16, "envs": 4}}, alone="policy")
+    known = {
+        "names": ["acronyms"],
+        "task": {"pairs": 3, "k": 200, "spare": 0.05},
+        "reward": reward,
+        "width": 8,
+    }
+    training = Cell(
+        "train", MODEL | known | {"ppo": {"iterations": 1, "transitions": 16, "envs": 4}}, alone="policy"
+    )
     folder = hands(tmp_path, policy).place.scratch(training)
     jobs.do(hands(tmp_path, policy), training)
     agent, mine = read_agent(folder), hands(tmp_path, folder)
     assert agent.spare == 0.05 and agent.best_so_far and agent.reward == reward
-    row = jobs.do(mine, circuit_cell(MODEL, "acronyms", "policy-greedy", "paper", 0, BUDGET, agent, assess=True))
+    row = jobs.do(
+        mine, circuit_cell(MODEL, "acronyms", "policy-greedy", "paper", 0, BUDGET, agent, assess=True)
+    )
     circuit = Circuit.load(tmp_path / row["circuit"])
     setting = Setting.of(mine.model, get_behaviour("acronyms"), circuit)
     assert circuit.settings["candidates"] == len(setting.candidates) == row["beyond"]["candidates"] < 200
     settings, rewards = trained_with(folder)
-    task = task_of(mine.model, get_behaviour("acronyms"), settings, rewards)  # seed 0 picks the pairs of training
+    task = task_of(
+        mine.model, get_behaviour("acronyms"), settings, rewards
+    )  # seed 0 picks the pairs of training
     assert (task.candidates == setting.candidates).all()
     assert circuit.tau == task.tau == pytest.approx(task.ceiling - 0.1) and circuit.settings["rollouts"] == 0
     curves = jobs.do(mine, Cell("curves", MODEL | {"behaviour": "acronyms", "seed": 0} | agent.setting(3)))

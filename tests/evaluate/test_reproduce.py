@@ -18,7 +18,16 @@ from mechrl.evaluate import paper, reproduce
 from mechrl.evaluate.beyond import GREEDY_GRID
 from mechrl.evaluate.compare import Agent
 from mechrl.evaluate.paper_tables import all_tables
-from mechrl.evaluate.reproduce import QUICK, Agreement, Plan, acdc_best, agreements, choose, greedy_best, spread
+from mechrl.evaluate.reproduce import (
+    QUICK,
+    Agreement,
+    Plan,
+    acdc_best,
+    agreements,
+    choose,
+    greedy_best,
+    spread,
+)
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.write import write_report
 from mechrl.report.tables import Table
@@ -36,19 +45,31 @@ def test_the_paper_agrees_with_itself(tmp_path: Path) -> None:
     view = made_up(tmp_path)
     found = agreements(view)
     assert len(found) > 60 and all(a.agrees for a in found)
-    assert {a.row for a in found} > {"ceiling, metric", "ceiling, KL", "ACDC, 0.001", "ACDC, 0.003", "ACDC, 0.01"}
+    assert {a.row for a in found} > {
+        "ceiling, metric",
+        "ceiling, KL",
+        "ACDC, 0.001",
+        "ACDC, 0.003",
+        "ACDC, 0.01",
+    }
     assert {a.behaviour for a in found} == set(paper.COMPARISON)
     rows = by_name(all_tables(view))
     assert len(rows) == 13 and all(row["agrees"] for row in rows["table-13-agreement"])
     for row in rows["table-4-per-behaviour"]:  # ACDC: the paper's choice among its thresholds, from its sweep
         edges, f, passes = paper.COMPARISON[row["behaviour"]]["acdc"]
-        assert row["ACDC, whole graph: edges"]["mean"] == edges and row["ACDC, whole graph: passes"]["mean"] == passes
+        assert (
+            row["ACDC, whole graph: edges"]["mean"] == edges
+            and row["ACDC, whole graph: passes"]["mean"] == passes
+        )
         assert row["ACDC, whole graph: f"]["mean"] == pytest.approx(f, abs=0.006)
-    assert [row["the paper: f"] for row in rows["table-3-transfer"]] == [v["zero_shot"][0] for v in paper.TRANSFER.values()]
+    assert [row["the paper: f"] for row in rows["table-3-transfer"]] == [
+        v["zero_shot"][0] for v in paper.TRANSFER.values()
+    ]
 
 
 @pytest.mark.parametrize(
-    ("size", "f", "agrees"), [(100, 0.9, True), (115, 0.93, True), (116, 0.9, False), (84, 0.9, False), (100, 0.869, False)]
+    ("size", "f", "agrees"),
+    [(100, 0.9, True), (115, 0.93, True), (116, 0.9, False), (84, 0.9, False), (100, 0.869, False)],
 )
 def test_agreement_is_what_it_says(size: int, f: float, agrees: bool) -> None:
     assert Agreement("ACDC, 0.01", "ioi", 100, size, 0.9, f).agrees == agrees
@@ -60,7 +81,12 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
     for table in all_tables(view):
         assert table.command == view.command and table.rows
         headings = " ".join(table.headings)
-        if table.name not in ("table-1-features", "table-10-summary", "table-12-beside", "table-13-agreement"):
+        if table.name not in (
+            "table-1-features",
+            "table-10-summary",
+            "table-12-beside",
+            "table-13-agreement",
+        ):
             assert "seeds" in headings and "passes" in headings, table.name
     rows = by_name(all_tables(view))
     for row in rows["table-8-matched-discovery"]:
@@ -68,14 +94,20 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
         assert row["seeds"] == row["edges"]["n"] == (2 if adapted else 3)
         assert not adapted or get_behaviour(row["behaviour"]).split == "held-out"
     results = view.results(view.cells.matched, "test", "ioi", "blockwise")
-    (row,) = [r for r in rows["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "Blockwise search")]
+    (row,) = [
+        r
+        for r in rows["table-9-matched-test"]
+        if (r["behaviour"], r["method"]) == ("ioi", "Blockwise search")
+    ]
     assert row["edges"] == vars(Spread.of(r["edges_pruned"] for r in results)) and len(results) == 3
 
 
 def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_path: Path) -> None:
     plan = Plan(seeds=(0,), only=QUICK.only)
     paid_for_the_best = Agent("0", 3000, "union", {"best_so_far": True, "margin": 0.07}, 0.01)
-    reaches = Agent("0", 3000, "union", {"take_back": True, "margin": 0.03, "tau_high": 0.9}, 0.01, reach=0.93)
+    reaches = Agent(
+        "0", 3000, "union", {"take_back": True, "margin": 0.03, "tau_high": 0.9}, 0.01, reach=0.93
+    )
     for name, agent, rule in (
         ("papers", Agent("0", 3000, "metric", {}), "as in the paper, the most faithful of the last masks"),
         (
@@ -87,10 +119,16 @@ def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_pa
     ):
         view = made_up(tmp_path / name, plan=plan, agent=agent)
         texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
-        assert [key for key, text in texts.items() if rule in text] == [key for key in texts if key[:8] in OF_THE_POLICY]
+        assert [key for key, text in texts.items() if rule in text] == [
+            key for key in texts if key[:8] in OF_THE_POLICY
+        ]
         assert ("at most 0.01 lower" in texts["table-2-behaviours"]) == (agent.spare > 0)
         assert ("not matched in f" in texts["table-4-per-behaviour"]) == (agent is not reaches)
-        greedy = [row for row in by_name(all_tables(view))["table-8-matched-discovery"] if "one greedy rollout" in row["method"]]
+        greedy = [
+            row
+            for row in by_name(all_tables(view))["table-8-matched-discovery"]
+            if "one greedy rollout" in row["method"]
+        ]
         assert [row["behaviour"] for row in greedy] == list(QUICK.only)
         write_report(view, tmp_path / name)
         plane = json.loads((tmp_path / name / "figures" / "figure-4-cost.json").read_text())["data"]["plane"]
@@ -102,7 +140,9 @@ def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
     assert view.count() == (0, 0, len({c.name for c in view.cells}))
     rows = by_name(all_tables(view))
     assert "table-13-agreement" not in rows and rows["table-10-summary"] == rows["table-12-beside"] == []
-    assert all(row["edges"] is None and "not done yet" in row["remarks"] for row in rows["table-8-matched-discovery"])
+    assert all(
+        row["edges"] is None and "not done yet" in row["remarks"] for row in rows["table-8-matched-discovery"]
+    )
     written = write_report(view, tmp_path)
     assert "0 of" in written.report.read_text() and written.lines == []
 
@@ -110,7 +150,9 @@ def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
 def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> None:
     view = made_up(tmp_path, plan=Plan(seeds=(0, 1), only=QUICK.only))
 
-    def put(target: str, name: str, method: str, seed: int, edges: int, passes: float, reached: bool = True) -> None:
+    def put(
+        target: str, name: str, method: str, seed: int, edges: int, passes: float, reached: bool = True
+    ) -> None:
         cell = view.cells.matched[target, name, method, seed]
         known = {"edges_pruned": edges, "passes": passes, "reached": reached}
         view.place.write(cell, "done", result=result_of(cell) | known)
@@ -132,7 +174,10 @@ def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> 
         "reach τ: both": 3,
         "reach τ: only policy": 0,
         "reach τ: only search": 1,
-        **{part + word: n for word, n in (("smaller", 1), ("as small", 1), ("cheaper", 2), ("both", 1), ("neither", 1))},
+        **{
+            part + word: n
+            for word, n in (("smaller", 1), ("as small", 1), ("cheaper", 2), ("both", 1), ("neither", 1))
+        },
         "policy / search: edges": pytest.approx(1.0),
         "policy / search: passes": pytest.approx(0.5 ** (1 / 3)),
     }
@@ -146,12 +191,20 @@ def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(t
     view.place.path(view.cells.matched["discovery", "ioi", "acdc", 1]).unlink()
     (summary,) = [table for table in all_tables(replace(view)) if table.name == "table-10-summary"]
     rows = {r["method"]: r for r in summary.to_json()["rows"] if r["matched on"] == "discovery pairs"}
-    kept = [view.cells.matched["discovery", *case] for case in (("ioi", "greedy", 0), ("acronyms", "greedy", 0), ("acronyms", "greedy", 1))]
+    kept = [
+        view.cells.matched["discovery", *case]
+        for case in (("ioi", "greedy", 0), ("acronyms", "greedy", 0), ("acronyms", "greedy", 1))
+    ]
     assert rows["EAP-IG greedy"]["f discovery"] == vars(Spread.of(result_of(cell)["f"] for cell in kept))
     assert rows["EAP-IG greedy"]["reached τ"] == "3 of 3" and rows["EAP-IG greedy"]["behaviours"] == 2
-    assert "Matched on discovery pairs, left out until every method is done with them: ioi (seed 1)." in summary.notes
+    assert (
+        "Matched on discovery pairs, left out until every method is done with them: ioi (seed 1)."
+        in summary.notes
+    )
     wins = sum(int(row["smallest on"].split()[0]) for row in rows.values())
-    assert wins >= 3  # with each of three behaviours and seeds one method has the smallest circuit, or several have
+    assert (
+        wins >= 3
+    )  # with each of three behaviours and seeds one method has the smallest circuit, or several have
 
 
 def test_failed_cells_are_shown(tmp_path: Path) -> None:
@@ -161,7 +214,11 @@ def test_failed_cells_are_shown(tmp_path: Path) -> None:
     view = replace(view)
     done, failed, total = view.count()
     assert (failed, done) == (1, total - 1)
-    (row,) = [r for r in by_name(all_tables(view))["table-9-matched-test"] if (r["behaviour"], r["method"]) == ("ioi", "ACDC")]
+    (row,) = [
+        r
+        for r in by_name(all_tables(view))["table-9-matched-test"]
+        if (r["behaviour"], r["method"]) == ("ioi", "ACDC")
+    ]
     assert row["edges"] is None and row["remarks"] == "failed on 1 of 1: out of <memory>"
     summary = next(table for table in all_tables(view) if table.name == "table-10-summary")
     counted = {(r["matched on"], r["method"]): r["behaviours"] for r in summary.to_json()["rows"]}
@@ -174,7 +231,11 @@ def test_failed_cells_are_shown(tmp_path: Path) -> None:
 
 def test_the_page_says_by_which_other_commands_its_cells_were_made(tmp_path: Path) -> None:
     view = made_up(tmp_path, plan=Plan(seeds=(0,), only=QUICK.only))
-    by = (f"{view.command} --jobs 3", "mechrl compare --half --out 'a b' --seconds 9.5 --jobs=2", "mechrl compare --half")
+    by = (
+        f"{view.command} --jobs 3",
+        "mechrl compare --half --out 'a b' --seconds 9.5 --jobs=2",
+        "mechrl compare --half",
+    )
     for record, command in zip(view.records.values(), by, strict=False):
         record["context"] = {"command": command}
     html = write_report(view, tmp_path).report.read_text()
@@ -191,7 +252,9 @@ def test_the_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
     for kind, n in (("csv", 13), ("json", 13), ("md", 13)):
         assert len(list((tmp_path / "tables").glob(f"*.{kind}"))) == n
     for svg in (tmp_path / "figures").glob("*.svg"):
-        assert svg.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and svg.read_bytes().startswith(b"<?xml")
+        assert svg.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and svg.read_bytes().startswith(
+            b"<?xml"
+        )
         assert json.loads(svg.with_suffix(".json").read_text())["command"] == view.command
 
 
@@ -207,20 +270,32 @@ def test_a_behaviour_that_is_not_exhibited_is_replaced_or_left_out() -> None:
 def test_the_first_seed_comes_first(tmp_path: Path) -> None:
     view = made_up(tmp_path, fill=False)
     order = [cell.name for cell in view.cells]
-    groups = [*view.cells.curves.values(), *view.cells.policy.values(), *view.cells.acdc.values(), *view.cells.matched.values()]
+    groups = [
+        *view.cells.curves.values(),
+        *view.cells.policy.values(),
+        *view.cells.acdc.values(),
+        *view.cells.matched.values(),
+    ]
     groups += [*view.cells.adapted.values(), *view.cells.scratch.values()]
     assert sorted(order) == sorted(cell.name for cell in groups)
-    assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(view.cells.curves["ioi", 1].name)
+    assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(
+        view.cells.curves["ioi", 1].name
+    )
 
 
 def test_an_agent_whose_candidates_reach_its_target_is_deployed_once_for_both_rules(tmp_path: Path) -> None:
     plain = made_up(tmp_path, fill=False).cells
-    agents = [Agent("0", 3000, "union", {"take_back": True, "margin": 0.03}, reach=reach) for reach in (0.93, 0.92)]
+    agents = [
+        Agent("0", 3000, "union", {"take_back": True, "margin": 0.03}, reach=reach) for reach in (0.93, 0.92)
+    ]
     ours, short = (made_up(tmp_path, fill=False, agent=agent).cells for agent in agents)
     for method, group in (("policy", "policy"), ("policy-adapted", "adapted")):
         for cells, same in ((plain, False), (short, False), (ours, True)):
             for (name, seed), cell in getattr(cells, group).items():
-                assert cell.arguments["assess"] and (cells.matched["discovery", name, method, seed].name == cell.name) == same
+                assert (
+                    cell.arguments["assess"]
+                    and (cells.matched["discovery", name, method, seed].name == cell.name) == same
+                )
     assert {cell.arguments["target"] for cell in ours.scratch.values()} == {"paper"}
 
 
@@ -242,7 +317,11 @@ def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:
 
 def test_best_of_a_sweep(tmp_path: Path) -> None:
     view = made_up(tmp_path, plan=Plan(seeds=(0,)))
-    assert [acdc_best(view, name, 0.9)[0] for name in ("ioi", "greater-than", "country-capital")] == [0.01, 0.003, 0.001]
+    assert [acdc_best(view, name, 0.9)[0] for name in ("ioi", "greater-than", "country-capital")] == [
+        0.01,
+        0.003,
+        0.001,
+    ]
     curve = {"greedy_sizes": list(GREEDY_GRID), "greedy_kl": [i / 10 for i in range(len(GREEDY_GRID))]}
     assert greedy_best([curve], "kl", 0.45) == (1000, Spread(0.5, None, 1))
     assert greedy_best([curve], "kl", 0.99)[0] == GREEDY_GRID[-1] and greedy_best([], "kl", 0.9) is None
@@ -278,4 +357,6 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     # every circuit in the tables can be looked at and judged again
     for path in (tmp_path / "circuits").glob("*.json.gz"):
         Circuit.load(path)
-    assert len(list((tmp_path / "circuits").glob("*.json.gz"))) == len([n for n in names if n.startswith("circuit-")])
+    assert len(list((tmp_path / "circuits").glob("*.json.gz"))) == len(
+        [n for n in names if n.startswith("circuit-")]
+    )

@@ -48,7 +48,9 @@ def test_spread_of_one_and_of_none() -> None:
 def test_hypergeometric_against_all_draws(population: int, marked: int, drawn: int) -> None:
     draws = [sum(i < marked for i in draw) for draw in combinations(range(population), drawn)]
     for k in range(drawn + 2):
-        assert hypergeometric_at_least(k, population, marked, drawn) == pytest.approx(np.mean([d >= k for d in draws]))
+        assert hypergeometric_at_least(k, population, marked, drawn) == pytest.approx(
+            np.mean([d >= k for d in draws])
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -100,11 +102,15 @@ def test_a_wrong_circuit_fails() -> None:
 
 def test_a_circuit_larger_than_the_candidate_set_is_not_said_to_be_matched() -> None:
     setting = planted_setting(planted_chain())
-    result = validate(circuit_of(setting, planted_chain().edges), setting.model, setting.behaviour, setting=setting)
+    result = validate(
+        circuit_of(setting, planted_chain().edges), setting.model, setting.behaviour, setting=setting
+    )
     few = replace(result, candidates=result.edges_pruned - 1)
     assert not any("all of them" in what for _, what, _ in result.rows())
     said = [what for _, what, _ in few.rows() if "random circuits of the" in what and "candidates" in what]
-    assert len(said) == 2 and all(f"all of them, fewer than the circuit's {result.edges_pruned} edges" in what for what in said)
+    assert len(said) == 2 and all(
+        f"all of them, fewer than the circuit's {result.edges_pruned} edges" in what for what in said
+    )
 
 
 def test_the_numbers_do_not_depend_on_the_batch() -> None:
@@ -125,7 +131,10 @@ def test_recovery_of_planted_components() -> None:
     result = validate(circuit_of(setting, mask), setting.model, setting.behaviour, setting=setting).recovery
     assert result is not None and result.population == graph.n_sources - 1 and result.in_circuit == len(mine)
     assert result.recovered == len(mine & {"a0.h1", "m1", "a2.h0"}) == len(result.known) - len(result.missed)
-    assert result.precision == result.recovered / len(mine) and result.expected == 3 * len(mine) / result.population
+    assert (
+        result.precision == result.recovered / len(mine)
+        and result.expected == 3 * len(mine) / result.population
+    )
     assert result.p_value == hypergeometric_at_least(result.recovered, result.population, 3, len(mine))
     with pytest.raises(MechRLError, match="does not have: a7"):
         recovery(graph, mask, ("a7.h7",), mask[None])
@@ -184,4 +193,9 @@ def test_the_command(tmp_path: Path, capsys) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, mechrl.evaluate.command; print(sorted({'torch', 'numpy', 'matplotlib', 'jinja2'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -37,7 +37,10 @@ def with_edges(model, circuit: Circuit, mask: np.ndarray) -> Circuit:
 def test_a_circuit_that_a_search_found_is_what_a_circuit_should_be(model, circuit) -> None:
     verdict = judge(model, circuit)
     assert all(verdict[name].holds for name in ("faithful", "necessary", "specific", "stable"))
-    assert all(f"{check.better} is better" in check.line for check in verdict.checks) and "\n" not in verdict.line
+    assert (
+        all(f"{check.better} is better" in check.line for check in verdict.checks)
+        and "\n" not in verdict.line
+    )
     assert verdict["faithful"].value == pytest.approx(circuit.faithfulness_test, abs=1e-5)
 
 
@@ -58,7 +61,11 @@ def test_half_of_the_circuit_is_not_faithful(model, circuit) -> None:
     mask = circuit.mask.copy()
     mask[np.flatnonzero(circuit.live)[::2]] = False
     verdict = judge(model, with_edges(model, circuit, mask))
-    assert not verdict["faithful"].holds and not verdict["stable"].holds and verdict.line.startswith("not faithful: f ")
+    assert (
+        not verdict["faithful"].holds
+        and not verdict["stable"].holds
+        and verdict.line.startswith("not faithful: f ")
+    )
 
 
 def _first(mask: np.ndarray, edges: list, n: int) -> np.ndarray:
@@ -70,7 +77,11 @@ def _first(mask: np.ndarray, edges: list, n: int) -> np.ndarray:
 def test_minimality_is_that_of_single_edges(model, circuit) -> None:
     strongest = sorted(np.flatnonzero(circuit.live), key=lambda e: -abs(circuit.attribution[e]))
     mask = np.zeros(model.graph.n_edges, dtype=bool)
-    size = next(n for n in range(len(strongest), 0, -1) if model.graph.prune(_first(mask, strongest, n)).sum() <= N_EDGES)
+    size = next(
+        n
+        for n in range(len(strongest), 0, -1)
+        if model.graph.prune(_first(mask, strongest, n)).sum() <= N_EDGES
+    )
     mask = _first(mask, strongest, size)
     few = with_edges(model, circuit, mask)
     setting, without = Setting.of(model, get_behaviour("acronyms"), few), []
@@ -98,4 +109,7 @@ def test_python_and_json_have_it(model, circuit) -> None:
     found = mechrl.validate(circuit, model, get_behaviour("acronyms"))
     assert found.verdict.line in str(found)
     told = {check["name"]: check for check in found.to_json()["verdict"]}
-    assert set(told) == {"faithful", "necessary", "specific", "stable", "minimal"} and told["faithful"]["better"] == "higher"
+    assert (
+        set(told) == {"faithful", "necessary", "specific", "stable", "minimal"}
+        and told["faithful"]["better"] == "higher"
+    )

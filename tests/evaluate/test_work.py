@@ -38,7 +38,11 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     assert work.run(cells, place, report=seen.append)
     assert [place.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
     reasons = [place.record(c)["reason"] for c in (dies, refuses, breaks)]
-    assert reasons == ["its process was killed by SIGKILL, 3 times", "that cannot be done", "ZeroDivisionError: by zero"]
+    assert reasons == [
+        "its process was killed by SIGKILL, 3 times",
+        "that cannot be done",
+        "ZeroDivisionError: by zero",
+    ]
     assert (attempts(place, once), attempts(place, dies), attempts(place, good)) == (2, work.ATTEMPTS, 1)
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0) and seen[0].left == 8
     assert sorted(p.name for p in (tmp_path / "cells").iterdir()) == sorted(f"{c.name}.json" for c in cells)
@@ -52,22 +56,34 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_path: Path) -> None:
     place = Place(tmp_path, work_jobs.do, work_jobs.hands, jobs=2)
-    large, too_large = [cell("needs much", seed, alone="one at a time") for seed in range(2)], cell("needs too much")
+    large, too_large = (
+        [cell("needs much", seed, alone="one at a time") for seed in range(2)],
+        cell("needs too much"),
+    )
     cells = [*large, too_large, *(cell("works", seed) for seed in range(3))]
     ended: list[Cell] = []
     assert work.run(cells, place, report=lambda now: ended.append(now.finished) if now.finished else None)
     assert [place.done(c) for c in cells] == [True, True, False, True, True, True]
     assert place.record(too_large)["reason"] == "it does not fit" and attempts(place, too_large) == 2
     assert {c.name for c in ended[:3]} == {c.name for c in cells[3:]} and len(ended) == 6
-    assert work.run([too_large], replace(place, jobs=1)) and attempts(place, too_large) == 3  # nobody to wait for
+    assert (
+        work.run([too_large], replace(place, jobs=1)) and attempts(place, too_large) == 3
+    )  # nobody to wait for
 
 
-@pytest.mark.parametrize(("device", "jobs", "share"), [("cuda", 4, 0.2375), ("cuda:1", 5, 0.19), ("cuda", 1, None), ("cpu", 4, None)])
-def test_workers_share_out_the_memory_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device, jobs, share) -> None:
+@pytest.mark.parametrize(
+    ("device", "jobs", "share"),
+    [("cuda", 4, 0.2375), ("cuda:1", 5, 0.19), ("cuda", 1, None), ("cpu", 4, None)],
+)
+def test_workers_share_out_the_memory_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device, jobs, share
+) -> None:
     """Asked of a stand-in: what the engine makes of it is tested where there is a GPU."""
     asked = []
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index)))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index))
+    )
     work.share_machine(Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs))
     assert asked == ([] if share is None else [(pytest.approx(share), 1 if device == "cuda:1" else None)])
 
@@ -87,7 +103,9 @@ def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:
 
 
 def test_names_are_files_and_tell_cells_apart() -> None:
-    names = {cell(m, s).name for m in ("a", "b") for s in (0, 1)} | {Cell("test", {"method": "a", "more": 1}).name}
+    names = {cell(m, s).name for m in ("a", "b") for s in (0, 1)} | {
+        Cell("test", {"method": "a", "more": 1}).name
+    }
     assert len(names) == 5 and all(set(n) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for n in names)
     assert cell("a").name == cell("a", alone="z").name  # how it is run is not what it is
 
@@ -121,9 +139,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
-    options = (
-        "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5,6,7 --pairs 4 --device cpu"
-    )
+    options = "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5,6,7 --pairs 4 --device cpu"
     command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--out", str(tmp_path), "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
     cells = tmp_path / "cells"

@@ -65,17 +65,34 @@ def _number(content: bytes, rng: Random) -> bytes:
 
 def _put_in(content: bytes, rng: Random) -> bytes:
     at = rng.randrange(len(content) + 1)
-    return content[:at] + rng.choice((b"\x00", b"\xff\xfe", b"[" * 5000, rng.randbytes(40), content[:50])) + content[at:]
+    return (
+        content[:at]
+        + rng.choice((b"\x00", b"\xff\xfe", b"[" * 5000, rng.randbytes(40), content[:50]))
+        + content[at:]
+    )
 
 
 def _blank(content: bytes, rng: Random) -> bytes:
     at, size = rng.randrange(len(content) + 1), rng.choice((1, 16, 4096))
-    return content[:at] + rng.choice((b"\0", b"\xff"))[:1] * len(content[at : at + size]) + content[at + size :]
+    return (
+        content[:at] + rng.choice((b"\0", b"\xff"))[:1] * len(content[at : at + size]) + content[at + size :]
+    )
 
 
 def _other(content: bytes, rng: Random) -> bytes:
     return rng.choice(
-        (b"", b"\0", b"{}", b"[]", b"null", b"1", b"[" * 10**5, b'{"a":' * 10**5, content * 2, gzip.compress(content))
+        (
+            b"",
+            b"\0",
+            b"{}",
+            b"[]",
+            b"null",
+            b"1",
+            b"[" * 10**5,
+            b'{"a":' * 10**5,
+            content * 2,
+            gzip.compress(content),
+        )
     )
 
 
@@ -137,7 +154,9 @@ def _csv(content: bytes, rng: Random) -> bytes:
     lines = content.split(b"\n")
     at = rng.randrange(len(lines))
     parts = lines[at].split(b",")
-    parts[rng.randrange(len(parts))] = rng.choice((b"", b'"', b'""', b"\0", b"|", b"x,y", b"a" * 200_000, b"\xff", b'"a\nb"'))
+    parts[rng.randrange(len(parts))] = rng.choice(
+        (b"", b'"', b'""', b"\0", b"|", b"x,y", b"a" * 200_000, b"\xff", b'"a\nb"')
+    )
     lines[at] = b",".join(parts)
     return b"\n".join(lines)
 

@@ -51,7 +51,12 @@ class Reader:
 
 
 ROWS = [
-    {"clean": f"I live in {a}. My city is", "corrupt": f"I live in {b}. My city is", "answer": f" {a}", "foil": [f" {b}", " the"]}
+    {
+        "clean": f"I live in {a}. My city is",
+        "corrupt": f"I live in {b}. My city is",
+        "answer": f" {a}",
+        "foil": [f" {b}", " the"],
+    }
     for a, b in (("Paris", "London"), ("Berlin", "Madrid"), ("Rome", "Moscow"), ("Tokyo", "Cairo"))
 ]
 
@@ -168,7 +173,12 @@ SETTINGS = Settings("acdc", pairs=4)
 
 def make_state(folder: Path) -> None:
     model = engine().model
-    known = {"model": model.name, "checksum": model.checksum, "behaviour": "ioi", "settings": SETTINGS.to_json()}
+    known = {
+        "model": model.name,
+        "checksum": model.checksum,
+        "behaviour": "ioi",
+        "settings": SETTINGS.to_json(),
+    }
     known |= {"aim": 0.9, "k": 20, "attempt": 0, "found": None, "passes": 1.5, "seconds": 2.0, "calls": 3}
     state = State(np.ones(20, bool), [3, 1], 0.5, {"at": np.arange(3), "progress": 0.5}, note="on its way")
     (folder / "state.safetensors").write_bytes(state.to_bytes(**known))
@@ -184,7 +194,9 @@ def read_state(folder: Path) -> None:
 
 
 def make_scores(folder: Path) -> None:
-    (folder / "scores.safetensors").write_bytes(sealed({"scores": np.ones(7)}, {"what": "this", "passes": "3.0"}))
+    (folder / "scores.safetensors").write_bytes(
+        sealed({"scores": np.ones(7)}, {"what": "this", "passes": "3.0"})
+    )
 
 
 def read_scores(folder: Path) -> None:
@@ -216,7 +228,9 @@ def make_hub(folder: Path) -> None:
     tokenizer = word_level().backend
     shape = dict(n_embd=8, n_head=2, n_layer=2, n_positions=16, bos_token_id=0, eos_token_id=0)
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, vocab_size=tokenizer.get_vocab_size()))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**shape, vocab_size=tokenizer.get_vocab_size())
+    )
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
@@ -232,7 +246,9 @@ def make_bpe(folder: Path) -> None:
     """With a tokenizer of the kind that language models have."""
     make_hub(folder)
     added = [tokenizers.AddedToken("<bos>", special=True)]
-    vocab = {token: i for i, token in enumerate(["W", "h", "e", "n", "Wh", "en", "Whe", "When", "Ġ", "J", "o"])}
+    vocab = {
+        token: i for i, token in enumerate(["W", "h", "e", "n", "Wh", "en", "Whe", "When", "Ġ", "J", "o"])
+    }
     backend = byte_level_bpe("here", "gpt-2", vocab, ["W h", "e n", "Wh en"], added)
     backend.save(str(folder / "tokenizer.json"))
 
@@ -278,7 +294,11 @@ def make_gguf(folder: Path) -> None:
         "blk.0.ffn_norm.weight": (8,),
     }
     shapes |= {"blk.0.attn_q.weight": (8, 8), "blk.0.attn_k.weight": (4, 8), "blk.0.attn_v.weight": (4, 8)}
-    shapes |= {"blk.0.attn_output.weight": (8, 8), "blk.0.ffn_gate.weight": (16, 8), "blk.0.ffn_up.weight": (16, 8)}
+    shapes |= {
+        "blk.0.attn_output.weight": (8, 8),
+        "blk.0.ffn_gate.weight": (16, 8),
+        "blk.0.ffn_up.weight": (16, 8),
+    }
     for name, shape in (shapes | {"blk.0.ffn_down.weight": (8, 16)}).items():
         writer.add_tensor(name, rng.normal(size=shape).astype(np.float32))
     writer.write_header_to_file()
@@ -305,7 +325,9 @@ READERS = (
     Reader("search state", make_state, read_state),
     Reader("score cache", make_scores, read_scores),
     Reader("cell", make_cell, read_cell),
-    Reader("hub directory", make_hub, read_hub, ("config.json", "model.safetensors", "tokenizer_config.json")),
+    Reader(
+        "hub directory", make_hub, read_hub, ("config.json", "model.safetensors", "tokenizer_config.json")
+    ),
     Reader("hub directory, two files", make_llama, read_hub, ("config.json", "vocab.json", "merges.txt")),
     Reader("tokenizer, words", make_hub, read_hub, ("tokenizer.json",)),
     Reader("tokenizer, byte-level BPE", make_bpe, read_hub, ("tokenizer.json",)),

@@ -51,7 +51,9 @@ class Fuzz:
             gist = f"{type(exc).__name__}: {str(exc)[:80]} ({Path(last.filename).name}:{last.lineno})"
             self._found(path, content, f"{gist}\n{''.join(traceback.format_exception(exc)[-4:])}")
         finally:
-            self.counts["slowest, ms"] = max(self.counts["slowest, ms"], round(1000 * (time.thread_time() - began)))
+            self.counts["slowest, ms"] = max(
+                self.counts["slowest, ms"], round(1000 * (time.thread_time() - began))
+            )
             path.write_bytes(self.valid[path])
         if time.thread_time() - began > SLOW:
             self._found(path, content, f"{time.thread_time() - began:.1f} s")
@@ -60,7 +62,9 @@ class Fuzz:
         self.counts["FOUND"] += 1
         self.found.append(f"{self.reader.name}, {path.name}: {what}\n{content[:300]!r}")
         if keep := os.environ.get("MECHRL_FUZZ_KEEP"):  # a folder for what was found
-            Path(keep, f"{self.reader.name}-{self.counts['FOUND']}-{path.name}".replace(" ", "-")).write_bytes(content)
+            Path(
+                keep, f"{self.reader.name}-{self.counts['FOUND']}-{path.name}".replace(" ", "-")
+            ).write_bytes(content)
 
 
 def main(seconds: float) -> int:
@@ -74,16 +78,22 @@ def main(seconds: float) -> int:
                 for _ in range(100):
                     fuzz.one()
             for key, n in fuzz.counts.items():
-                total[reader.name][key] = max(total[reader.name][key], n) if "slowest" in key else total[reader.name][key] + n
+                total[reader.name][key] = (
+                    max(total[reader.name][key], n) if "slowest" in key else total[reader.name][key] + n
+                )
             for what in fuzz.found:
                 if (gist := what.splitlines()[0]) not in printed:
                     printed.add(gist)
                     print(what, file=sys.stderr, flush=True)
         seed += 1
-    print("| reader | variants | refused | read | neither | slowest, ms |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| reader | variants | refused | read | neither | slowest, ms |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for name, n in total.items():
         variants = n["refused"] + n["read"] + n["FOUND"]
-        print(f"| {name} | {variants:,} | {n['refused']:,} | {n['read']:,} | {n['FOUND']} | {n['slowest, ms']:,} |")
+        print(
+            f"| {name} | {variants:,} | {n['refused']:,} | {n['read']:,} | {n['FOUND']} | {n['slowest, ms']:,} |"
+        )
     return any(n["FOUND"] for n in total.values())
 
 

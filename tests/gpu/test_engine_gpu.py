@@ -12,7 +12,10 @@ from mechrl.engine import Engine, ManyEngines, kernels
 from mechrl.engine import many as module_of_many
 from tests.tiny import KINDS, TinyPairs, tiny, tiny_pairs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,14 +152,20 @@ def test_a_chunk_of_gradients_that_does_not_fit_is_split(monkeypatch):
 
     monkeypatch.setattr(engine, "_gradient_run", short_of_memory)
     found = engine.gradient(weights)
-    assert torch.allclose(found.gradient, expected.gradient, atol=1e-5) and torch.allclose(found.value, expected.value, atol=1e-5)
+    assert torch.allclose(found.gradient, expected.gradient, atol=1e-5) and torch.allclose(
+        found.value, expected.value, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_circuits_of_many_behaviours_in_one_call(kind):
     """Batches of different lengths, sizes and raggedness; candidate sets of different sizes; several chunks."""
     exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
-    batches = [tiny_pairs(4, 6, 1, prefix=1), tiny_pairs(3, 31, 2, ragged=True, prefix=3), tiny_pairs(5, 4, 3)]
+    batches = [
+        tiny_pairs(4, 6, 1, prefix=1),
+        tiny_pairs(3, 31, 2, ragged=True, prefix=3),
+        tiny_pairs(5, 4, 3),
+    ]
     E = model.graph.n_edges
     edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
     which, masks = rng.integers(0, 3, 150), rng.random((150, E)) < rng.random((150, 1))
@@ -211,7 +220,9 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     assert _off(many.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
     assert _off(many.gains(which[:6], masks[:6]), gains[:6]) < 1e-4
     again = [9 * e.n_pairs / 20 * (which[:6] == g).sum() for g, e in enumerate(many.engines)]  # by themselves
-    assert [e.passes for e in many.engines] == pytest.approx([e.passes + a for e, a in zip(expected.engines, again, strict=True)])
+    assert [e.passes for e in many.engines] == pytest.approx(
+        [e.passes + a for e, a in zip(expected.engines, again, strict=True)]
+    )
     half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
     half.faithfulness(which, masks)
     assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11
@@ -227,6 +238,8 @@ def test_half_precision_stays_close(kind):
     E = model.graph.n_edges
     which, masks = rng.integers(0, 2, 40), rng.random((40, E)) < rng.random((40, 1))
     edges = [np.arange(E)] * 2
-    half = ManyEngines([Engine(model, pairs, tf32=True, half=True) for pairs in batches], edges).faithfulness(which, masks)
+    half = ManyEngines([Engine(model, pairs, tf32=True, half=True) for pairs in batches], edges).faithfulness(
+        which, masks
+    )
     expected = ManyEngines([Engine(exact, pairs) for pairs in batches], edges).faithfulness(which, masks)
     assert 0 < np.abs(half - expected).max() < 1e-2

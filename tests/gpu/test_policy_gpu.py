@@ -31,12 +31,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # the interpreter's own
 ]
 
-SIZES = [(1, 1, 3, 20, 16), (3, 7, 3, 37, 16), (5, 1, 3, 50, 16), (2, 40, 2, 150, 20), (2, 3, 2, 290, 128)]  # G, U, T, K, H
+SIZES = [
+    (1, 1, 3, 20, 16),
+    (3, 7, 3, 37, 16),
+    (5, 1, 3, 50, 16),
+    (2, 40, 2, 150, 20),
+    (2, 3, 2, 290, 128),
+]  # G, U, T, K, H
 
 
 def close(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
     """To float32's precision, on the scale of the numbers."""
-    return bool((ours.double() - expected.double()).abs().max() <= tolerance * max(1.0, expected.abs().max().item()))
+    return bool(
+        (ours.double() - expected.double()).abs().max() <= tolerance * max(1.0, expected.abs().max().item())
+    )
 
 
 def groups(G: int, U: int, T: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +69,9 @@ def test_pooling(sizes):
     for g in range(G):
         n = count[g]
         assert close(ours[0][g, :n], expected[0][g, :n]) and close(ours[1][g, :n], expected[1][g, :n], 0)
-        assert torch.equal(table[task[g]].gather(0, ours[2][g, :n]), ours[1][g, :n])  # the place is a winner's
+        assert torch.equal(
+            table[task[g]].gather(0, ours[2][g, :n]), ours[1][g, :n]
+        )  # the place is a winner's
         for u in range(n):
             assert all(row == R - 1 or row in rows[g, u] for row in ours[2][g, u].unique())
 
@@ -140,7 +150,9 @@ def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):
         weights = {n: w.detach().to(device, dtype).requires_grad_() for n, w in policy.weights(2).items()}
         found = replay(weights, t, record, layout)
         numbers = [x.flatten()[layout.place] for x in (found.log_prob, found.entropy, found.value)]
-        total = sum((loss.to(device, dtype)[i] * numbers[i]).sum() for i in range(2)) + numbers[2].square().sum()
+        total = (
+            sum((loss.to(device, dtype)[i] * numbers[i]).sum() for i in range(2)) + numbers[2].square().sum()
+        )
         parts = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         return [x.detach().cpu() for x in numbers], [p.cpu() for p in parts if p is not None]
 
@@ -178,7 +190,10 @@ def test_acting_is_legal_reproducible_and_what_replay_says(looks):
             p.mul_(0.9)
     changed = act(0)
     for choice in (changed, policy.act(tables, states, greedy=True)):
-        actions = (torch.from_numpy(x).cuda() for x in (choice.actions.type, choice.actions.edges, choice.actions.node))
+        actions = (
+            torch.from_numpy(x).cuda()
+            for x in (choice.actions.type, choice.actions.edges, choice.actions.node)
+        )
         found = policy.evaluate(tables, states, *actions)
         assert close(choice.log_prob, found.log_prob.detach()) and close(choice.value, found.value.detach())
     assert not close(changed.value, first.value)
@@ -198,7 +213,11 @@ def test_draws_follow_their_probabilities():
         )
     )
     choice = policy.act(tables, many, torch.Generator("cuda").manual_seed(0))
-    kinds, picks, log_prob = choice.actions.type, choice.actions.edges[:, 0], choice.log_prob.cpu().exp().numpy()
+    kinds, picks, log_prob = (
+        choice.actions.type,
+        choice.actions.edges[:, 0],
+        choice.log_prob.cpu().exp().numpy(),
+    )
     for single in np.unique(picks[kinds == 1]):
         chosen = (kinds == 1) & (picks == single)
         p = log_prob[chosen].mean()
@@ -218,7 +237,9 @@ def test_an_iteration_on_the_device_equals_the_cpus_update(looks):
     rollout = on_cpu._collect({})
     assert rollout is not None
     moved = replace(rollout, **{n: getattr(rollout, n).cuda() for n in ("log_prob", "advantage", "target")})
-    record = {n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows", "alive")}
+    record = {
+        n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows", "alive")
+    }
     moved = replace(moved, record=replace(rollout.record, states=to(rollout.record.states, "cuda"), **record))
     ours, expected = on_gpu._update(moved), on_cpu._update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -239,7 +260,9 @@ def test_a_checkpoint_continues_on_the_device(tmp_path):
     other = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), "cuda")
     other.load(tmp_path / "run.safetensors")
     a, b = next(run.run()), next(other.run())
-    assert a["episode/return"] == b["episode/return"] and a["loss/value"] == pytest.approx(b["loss/value"], rel=1e-4)
+    assert a["episode/return"] == b["episode/return"] and a["loss/value"] == pytest.approx(
+        b["loss/value"], rel=1e-4
+    )
 
 
 @needs_cuda

@@ -26,17 +26,34 @@ def test_the_commit_is_recorded_and_used_again(tmp_path: Path) -> None:
     (repository / "refs").mkdir()
     main = repository / "refs" / "main"
     main.write_text(THEN)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "MECHRL_CACHE": str(tmp_path / "cache"),
+    }
     environment.pop("HF_HUB_CACHE", None)
 
     def mechrl(*arguments: str) -> str:
         command = [sys.executable, "-m", "mechrl.cli", *arguments, "--device", "cpu"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=200, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     path = tmp_path / "out" / "circuit.json"
-    mechrl("search", "top-n", "ioi", "--model", "somebody/small", "--pairs", "2", "--force", "--out", str(path.parent))
+    mechrl(
+        "search",
+        "top-n",
+        "ioi",
+        "--model",
+        "somebody/small",
+        "--pairs",
+        "2",
+        "--force",
+        "--out",
+        str(path.parent),
+    )
     assert Circuit.load(path).commit == json.loads(path.read_text())["commit"] == THEN
     main.write_text(NOW)  # the branch has moved on
     mechrl("export", str(path), "--html", str(tmp_path / "page.html"))

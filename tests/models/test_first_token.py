@@ -52,7 +52,9 @@ def test_the_files_are_read(tmp_path: Path) -> None:
     random_model(transformers.LlamaConfig(**SIZES, bos_token_id=1)).save_pretrained(tmp_path)
     backend().save(str(tmp_path / "tokenizer.json"))
     for add in (True, False):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": add, "bos_token": "<s>"}))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"add_bos_token": add, "bos_token": "<s>"})
+        )
         tokenizer = load_model(tmp_path).tokenizer
         assert tokenizer is not None and tokenizer.bos == (1 if add else None)
         assert load_model(tmp_path, bos="yes").tokenizer.prompt("a")[1:] == [0]  # type: ignore[union-attr]
@@ -62,8 +64,14 @@ def test_the_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("add", [True, False])
 def test_the_gguf_field_is_read(add: bool, tmp_path: Path) -> None:
     reference = random_model(transformers.LlamaConfig(**SIZES))
-    tokenizer = load_model(write(tmp_path / "m.gguf", reference, "smollm", tokenizer__ggml__add_bos_token=add)).tokenizer
-    assert tokenizer is not None and (tokenizer.bos is not None) == add and tokenizer.said == "add_bos_token in the GGUF"
+    tokenizer = load_model(
+        write(tmp_path / "m.gguf", reference, "smollm", tokenizer__ggml__add_bos_token=add)
+    ).tokenizer
+    assert (
+        tokenizer is not None
+        and (tokenizer.bos is not None) == add
+        and tokenizer.said == "add_bos_token in the GGUF"
+    )
 
 
 def test_mistakes() -> None:

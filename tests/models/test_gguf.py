@@ -43,12 +43,19 @@ TYPES = [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(TOKENS) - 3) + [Toke
 def permute(array: np.ndarray, heads: int) -> np.ndarray:
     """Row i of a head's first half and row i of its second become neighbours, as in llama.cpp's converter."""
     size = array.shape[0] // heads
-    order = [h * size + half * size // 2 + i for h in range(heads) for i in range(size // 2) for half in (0, 1)]
+    order = [
+        h * size + half * size // 2 + i for h in range(heads) for i in range(size // 2) for half in (0, 1)
+    ]
     return array[order]
 
 
 def write(
-    path: Path, model: transformers.PreTrainedModel, pre: str | None = None, tokens=TOKENS, quantise=None, **extra
+    path: Path,
+    model: transformers.PreTrainedModel,
+    pre: str | None = None,
+    tokens=TOKENS,
+    quantise=None,
+    **extra,
 ) -> Path:
     """Writes a model as GGUF, with a tokenizer if `pre` is given (its pre-tokenizer); `extra`: more fields."""
     config = model.config
@@ -102,10 +109,14 @@ def write(
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES),
-    "llama grouped, tied": transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 2}, tie_word_embeddings=True),
+    "llama grouped, tied": transformers.LlamaConfig(
+        **SIZES | {"num_key_value_heads": 2}, tie_word_embeddings=True
+    ),
     "llama biases": transformers.LlamaConfig(**SIZES, attention_bias=True),
     "llama wide heads": transformers.LlamaConfig(**SIZES, head_dim=16),
-    "llama theta": transformers.LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
+    "llama theta": transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e5}
+    ),
     "qwen2": transformers.Qwen2Config(**SIZES | {"num_key_value_heads": 2}),
 }
 
@@ -175,7 +186,22 @@ def test_splitting_into_words() -> None:
 
     text = "I'm (12345)\n\nx  y"
     assert words("gpt-2", text) == ["I", "'m", " (", "12345", ")", "\n", "\n", "x", " ", " y"]
-    assert words("smollm", text) == ["I", "'m", " (", "1", "2", "3", "4", "5", ")", "\n", "\n", "x", " ", " y"]
+    assert words("smollm", text) == [
+        "I",
+        "'m",
+        " (",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        ")",
+        "\n",
+        "\n",
+        "x",
+        " ",
+        " y",
+    ]
     assert words("qwen2", text) == ["I", "'m", " (", "1", "2", "3", "4", "5", ")\n\n", "x", " ", " y"]
     assert words("llama-bpe", text) == ["I", "'m", " (", "123", "45", ")\n\n", "x", " ", " y"]
 
@@ -188,7 +214,9 @@ def test_bos_where_there_is_no_endoftext(llama, tmp_path: Path) -> None:
 
 def test_tokenizers_we_do_not_know(llama, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    assert "pre-tokenizer 'bloom' is not supported; supported: gpt-2, smollm" in error(write(path, llama, "bloom"))
+    assert "pre-tokenizer 'bloom' is not supported; supported: gpt-2, smollm" in error(
+        write(path, llama, "bloom")
+    )
     assert "tokenizer 'llama' is not supported" in error(write(path, llama, tokenizer__ggml__model="llama"))
     assert "tokens or merges are missing" in error(write(path, llama, tokenizer__ggml__model="gpt2"))
     with pytest.raises(MechRLError, match="do not fit together"):
@@ -202,7 +230,19 @@ def test_truncated(llama, tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", llama, "smollm")
     whole = path.read_bytes()
     tensors = gguf.GGUFReader(path).data_offset
-    for length in [0, 1, 4, 8, 20, 24, 30, *range(40, tensors, tensors // 97), tensors, tensors + 5, len(whole) - 32]:
+    for length in [
+        0,
+        1,
+        4,
+        8,
+        20,
+        24,
+        30,
+        *range(40, tensors, tensors // 97),
+        tensors,
+        tensors + 5,
+        len(whole) - 32,
+    ]:
         path.write_bytes(whole[:length])
         assert "not a GGUF file, or a truncated one" in error(path), length
 

@@ -109,7 +109,9 @@ def test_saved_model_has_transformers_logits(config, tmp_path: Path) -> None:
 
 
 def test_gpt2_small_shape(tmp_path: Path) -> None:
-    reference = random_model(transformers.GPT2Config(n_positions=64, vocab_size=1000, bos_token_id=0, eos_token_id=0))
+    reference = random_model(
+        transformers.GPT2Config(n_positions=64, vocab_size=1000, bos_token_id=0, eos_token_id=0)
+    )
     with torch.no_grad():  # at this depth and width weights of 0.3 would send the logits to the thousands
         for parameter in reference.parameters():
             parameter.mul_(0.1)
@@ -122,7 +124,9 @@ def test_gpt2_small_shape(tmp_path: Path) -> None:
 def hub_layout(directory: Path) -> None:
     """Rewrites a saved GPT-2 the way the hub's own file is: no prefix, the causal masks as `attn.bias`, no lm_head."""
     tensors = load_file(directory / "model.safetensors")
-    tensors = {key.removeprefix("transformer."): value for key, value in tensors.items() if key != "lm_head.weight"}
+    tensors = {
+        key.removeprefix("transformer."): value for key, value in tensors.items() if key != "lm_head.weight"
+    }
     for layer in range(2):
         tensors[f"h.{layer}.attn.bias"] = torch.ones(24, 24).tril()[None, None]
     save_file(tensors, directory / "model.safetensors")
@@ -152,7 +156,10 @@ def test_half_precision_checkpoint_is_read_as_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_sliding_window_bounds_the_prompt(kind: str, tmp_path: Path) -> None:
-    window = {"sliding_window": 9, **({"use_sliding_window": True, "max_window_layers": 1} if kind == "qwen2" else {})}
+    window = {
+        "sliding_window": 9,
+        **({"use_sliding_window": True, "max_window_layers": 1} if kind == "qwen2" else {}),
+    }
     reference = random_model(type(CONFIGS[kind])(**SIZES, **window))
     reference.save_pretrained(tmp_path)
     model = load_model(tmp_path)
@@ -181,12 +188,19 @@ def test_toy_stand_in_is_always_the_same(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(loading, "_TOY", tmp_path)
     first, second = load_model("toy"), load_model("toy")
     assert first.checksum == second.checksum and first.tokenizer is None
-    assert (first.spec.n_layers, first.spec.n_heads, first.spec.d_model, first.spec.vocab_size) == (2, 4, 32, 100)
+    assert (first.spec.n_layers, first.spec.n_heads, first.spec.d_model, first.spec.vocab_size) == (
+        2,
+        4,
+        32,
+        100,
+    )
 
 
 # ---- tokenizers ------------------------------------------------------------------------------------------------------
 
-BYTES = [*map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)])]  # GPT-2's byte alphabet
+BYTES = [
+    *map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)])
+]  # GPT-2's byte alphabet
 
 
 def gpt2_vocabulary(directory: Path) -> dict[str, int]:
@@ -280,7 +294,9 @@ def test_bad_shards(tmp_path: Path) -> None:
     random_model(gpt2()).save_pretrained(tmp_path, max_shard_size="20KB")
     next(tmp_path.glob("model-*.safetensors")).unlink()
     assert "index.json names it" in error(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}'
+    )
     assert "fetch it again" in error(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     assert "fetch it again" in error(tmp_path)
@@ -294,7 +310,10 @@ def change_config(directory: Path, **change) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama, mistral, qwen2"),
+        (
+            {"model_type": "bert"},
+            "model_type 'bert' is not supported; supported: gpt2, llama, mistral, qwen2",
+        ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"n_embd": 36}, "weight 'h.0.ln_1.weight' has shape (32,), the config says (36,)"),
         ({"n_embd": "many"}, "config.json: "),
@@ -330,7 +349,9 @@ def test_devices_and_revisions(saved: Path) -> None:
 # ---- the hub ---------------------------------------------------------------------------------------------------------
 
 
-def load_in_child(name: str, revision: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def load_in_child(
+    name: str, revision: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Loads in a process of its own, since the hub library reads its environment when it is imported."""
     code = f"""
 from mechrl.errors import MechRLError

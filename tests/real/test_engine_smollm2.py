@@ -38,6 +38,8 @@ def test_a_random_circuit_equals_the_slow_twin(model):
     mask = np.random.default_rng(0).random(model.graph.n_edges) < 0.3
     wide = load_model("smollm2", dtype=torch.float64)
     with torch.no_grad():
-        expected = slow_circuit_logits(wide, torch.tensor(pairs.clean), torch.tensor(pairs.corrupt), torch.from_numpy(mask))
+        expected = slow_circuit_logits(
+            wide, torch.tensor(pairs.clean), torch.tensor(pairs.corrupt), torch.from_numpy(mask)
+        )
     assert (Engine(wide, pairs).logits(mask)[0] - expected).abs().max() < 1e-9
     assert (Engine(model, pairs).logits(mask)[0] - expected).abs().max() < 1e-3

@@ -102,7 +102,9 @@ def test_killed_while_converting(model: Model, gguf_file: Path, tmp_path: Path, 
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert [name.startswith("smollm2-scratch-") for name in entries(tmp_path)] == [True]  # no model, whole or half
+    assert [name.startswith("smollm2-scratch-") for name in entries(tmp_path)] == [
+        True
+    ]  # no model, whole or half
 
     # the next two, at once, clean up and convert; one does the work and the other waits for it
     children = [converting(tmp_path, gguf_file, CONVERT) for _ in range(2)]

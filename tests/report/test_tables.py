@@ -38,7 +38,11 @@ def test_csv_has_full_precision_and_the_spread() -> None:
 
 def test_json_and_markdown() -> None:
     known = json.loads(dumps(TABLE))
-    assert known["command"] == "mechrl compare" and known["rows"][0]["ACDC: edges"] == {"mean": 12.0, "sd": 8**0.5, "n": 2}
+    assert known["command"] == "mechrl compare" and known["rows"][0]["ACDC: edges"] == {
+        "mean": 12.0,
+        "sd": 8**0.5,
+        "n": 2,
+    }
     text = TABLE.to_markdown()
     assert "a\\|b" in text and "`mechrl compare`" in text and "A note." in text
     prompt = Table("t", "", "", (Column("prompt", text=True),), (("def f():\n    pass",),), "").to_markdown()

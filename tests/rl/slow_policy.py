@@ -18,22 +18,30 @@ def mlp(module: Perceptron, x: Tensor) -> Tensor:
 class State:
     """Embeddings and context of a single state."""
 
-    def __init__(self, policy: Policy, tables: Tables, t: int, mask: Tensor, values: Tensor, closed: Tensor | None) -> None:
+    def __init__(
+        self, policy: Policy, tables: Tables, t: int, mask: Tensor, values: Tensor, closed: Tensor | None
+    ) -> None:
         self.policy, self.mask = policy, mask[: tables.n_edges[t]]
         self.closed = torch.zeros(13, dtype=torch.bool) if closed is None else closed
         K, M = int(tables.n_edges[t]), int(tables.n_nodes[t])
         flag = self.mask.to(values.dtype)
-        self.edges = torch.relu(mlp(policy.edge_embedding, torch.cat([tables.edges[t, :K], flag[:, None]], 1)))
+        self.edges = torch.relu(
+            mlp(policy.edge_embedding, torch.cat([tables.edges[t, :K], flag[:, None]], 1))
+        )
         parent = tables.parent[t, :K]
         self.left = torch.stack([flag[parent == j].sum() for j in range(M)])
         fraction = self.left / torch.stack([(parent == j).sum() for j in range(M)])
-        self.nodes = torch.relu(mlp(policy.node_embedding, torch.cat([tables.nodes[t, :M], fraction[:, None]], 1)))
+        self.nodes = torch.relu(
+            mlp(policy.node_embedding, torch.cat([tables.nodes[t, :M], fraction[:, None]], 1))
+        )
         pooled = [self.edges.mean(0), self.edges.amax(0), self.nodes.mean(0), self.nodes.amax(0), values]
         self.context = torch.relu(mlp(policy.context, torch.cat(pooled)))
 
     def type_log_probs(self) -> Tensor:
         config = self.policy.config
-        needs = torch.tensor([0, *BATCH_SIZES[1:NODE], 1, 10, 10, 10, 3, 3, 3, 1][: 12 + config.trades if config.parts else 6])
+        needs = torch.tensor(
+            [0, *BATCH_SIZES[1:NODE], 1, 10, 10, 10, 3, 3, 3, 1][: 12 + config.trades if config.parts else 6]
+        )
         illegal = (self.mask.sum() < needs) | self.closed[: len(needs)]
         return mlp(self.policy.type_head, self.context).masked_fill(illegal, -math.inf).log_softmax(0)
 
@@ -68,7 +76,10 @@ def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -
         of_types = here.type_log_probs()
         log_prob, spread = of_types[kind], entropy(of_types)
         if kind == NODE:
-            log_prob, spread = log_prob + here.node_log_probs()[actions.node[i]], spread + entropy(here.node_log_probs())
+            log_prob, spread = (
+                log_prob + here.node_log_probs()[actions.node[i]],
+                spread + entropy(here.node_log_probs()),
+            )
         for p in range(BATCH_SIZES[kind]):
             now = State(policy, own, t, mask, values, None).edge_log_probs()
             log_prob, spread = log_prob + now[actions.edges[i, p]], spread + entropy(now) / BATCH_SIZES[kind]

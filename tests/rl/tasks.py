@@ -9,7 +9,9 @@ from mechrl.rl.env import RewardSettings, Task, make_task
 from tests.tiny import tiny, tiny_pairs
 
 
-def small_task(kind: str = "gpt2", K: int = 40, seed: int = 0, settings: RewardSettings = RewardSettings()) -> Task:  # noqa: B008
+def small_task(
+    kind: str = "gpt2", K: int = 40, seed: int = 0, settings: RewardSettings = RewardSettings()
+) -> Task:
     model = tiny(kind, seed)
     engine = Engine(model, tiny_pairs(seed=seed))
     scores = -engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].numpy()

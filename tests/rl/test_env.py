@@ -11,7 +11,19 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from mechrl.attribution import NEGATIVE
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PART, STOP, TRADE, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import (
+    ACTION_TYPES,
+    BATCH_SIZES,
+    NEEDS,
+    NODE,
+    PART,
+    STOP,
+    TRADE,
+    Actions,
+    RewardSettings,
+    Task,
+    VectorEnv,
+)
 from mechrl.rl.features import features, look, totals
 from mechrl.rl.gym_env import CircuitEnv
 from mechrl.search.exchange import Trade, exchange, size_of_groups
@@ -74,8 +86,12 @@ def test_features_follow_their_definitions():
         assert graph.source_names[got.node_sources[got.parent[i]]] == parent
     degree = np.bincount(got.parent)
     summed = np.bincount(got.parent, weights=np.abs(scores[task.candidates]))
-    assert got.nodes[:, 5] == pytest.approx(degree / degree.max()) and got.nodes[:, 6] == pytest.approx(summed / summed.max())
-    assert engine.faithfulness(np.ones((1, 60), bool), task.candidates)[0].item() == pytest.approx(task.ceiling)
+    assert got.nodes[:, 5] == pytest.approx(degree / degree.max()) and got.nodes[:, 6] == pytest.approx(
+        summed / summed.max()
+    )
+    assert engine.faithfulness(np.ones((1, 60), bool), task.candidates)[0].item() == pytest.approx(
+        task.ceiling
+    )
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
@@ -126,12 +142,18 @@ def test_globals_and_restart(tasks):
     env = VectorEnv(tasks, 6, SETTINGS, np.random.default_rng(3))
     g = env.globals()
     ceiling = np.array([tasks[t].ceiling for t in env.task])
-    assert g[:, 0].tolist() == [0] * 6 and g[:, 1] == pytest.approx(ceiling) and g[:, 2] == pytest.approx(np.ones(6))
+    assert (
+        g[:, 0].tolist() == [0] * 6
+        and g[:, 1] == pytest.approx(ceiling)
+        and g[:, 2] == pytest.approx(np.ones(6))
+    )
     assert g[:, 4] == pytest.approx(ceiling) and g[:, 5] == pytest.approx(
         [tasks[t].ceiling - tasks[t].tau for t in env.task], abs=1e-6
     )
     steps = env.step(Actions(np.zeros(6, dtype=np.int64), np.full((6, 30), -1), np.zeros(6, dtype=np.int64)))
-    assert steps.done.all() and (env.step_count == 0).all() and env.globals()[:, 2] == pytest.approx(np.ones(6))
+    assert (
+        steps.done.all() and (env.step_count == 0).all() and env.globals()[:, 2] == pytest.approx(np.ones(6))
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*infinity.*")  # f has no lower bound, and the space says so
@@ -143,7 +165,9 @@ def test_gymnasiums_own_checker(tasks, settings):
     for _ in range(SETTINGS.max_steps):
         action = {"type": 1, "edges": np.zeros(30, dtype=np.int64), "node": 0}
         _, _, terminated, truncated, info = env.step(action)
-    assert truncated and not terminated and (info["edges"] == tasks[0].K - 1 or settings.look_again)  # dead edges go too
+    assert (
+        truncated and not terminated and (info["edges"] == tasks[0].K - 1 or settings.look_again)
+    )  # dead edges go too
     env.reset()
     assert env.step({"type": STOP, "edges": np.zeros(30, dtype=np.int64), "node": 0})[2]
 
@@ -182,7 +206,9 @@ def test_by_logarithm_halving_is_worth_the_same_at_every_size():
 
 def test_a_look_in_closed_form():
     """Scores over the largest |score|; ranks by strength, in which what is negative counts less; 1 for what matters to nothing."""
-    scores = torch.tensor([[2.0, -4.0, 0.0, 1.0, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0, 0.0, 0.0]])
+    scores = torch.tensor(
+        [[2.0, -4.0, 0.0, 1.0, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0, 0.0, 0.0]]
+    )
     seen = look(scores)
     assert torch.allclose(seen[0, :, 0], torch.tensor([0.5, -1, 0, 0.25, -0.125, 0]))
     assert torch.allclose(seen[0, :, 2], torch.tensor([0.5, NEGATIVE, 0, 0.25, NEGATIVE / 8, 0]))
@@ -192,11 +218,17 @@ def test_a_look_in_closed_form():
     parent = torch.tensor([[0, 0, 1, 2, 2, 2]]).expand(3, -1)
     summed = torch.tensor([0.5 + NEGATIVE, 0, 0.25 + NEGATIVE / 8])
     assert torch.allclose(totals(seen[..., 2], parent, 3)[0], summed / summed[0])
-    assert not totals(seen[..., 2], parent, 3)[1].any() and totals(seen[..., 2], parent, 3)[2].tolist() == [0, 1, 0]
+    assert not totals(seen[..., 2], parent, 3)[1].any() and totals(seen[..., 2], parent, 3)[2].tolist() == [
+        0,
+        1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LOOKS_AGAIN], ids=["papers", "looks again"])
-@pytest.mark.parametrize(("place", "share", "weight"), [(0, 10, 0), (1, 10, 0.3), (2, 10, 1), (3, 3, 0), (5, 3, 1)])
+@pytest.mark.parametrize(
+    ("place", "share", "weight"), [(0, 10, 0), (1, 10, 0.3), (2, 10, 1), (3, 3, 0), (5, 3, 1)]
+)
 def test_a_part_is_what_ranks_lowest(tasks, settings, place, share, weight):
     env = VectorEnv(tasks, 6, settings, np.random.default_rng(3))
     nothing = np.full((6, 30), -1)
@@ -224,14 +256,22 @@ def test_cuts_that_lose_too_much_are_taken_back(tasks, look_again):
     env = VectorEnv(tasks, 6, settings, rng)
     running, seen = np.ones(6, dtype=bool), Counter()
     for _ in range(60):
-        before, closed, looked, f, spent = env.mask.copy(), env.closed.copy(), env.looked.copy(), env.f.copy(), env.passes.copy()
+        before, closed, looked, f, spent = (
+            env.mask.copy(),
+            env.closed.copy(),
+            env.looked.copy(),
+            env.f.copy(),
+            env.passes.copy(),
+        )
         actions = random_actions(env, rng)
         for i in range(6):  # a policy never chooses what is closed, and stops only where nothing else is left
             if not running[i] or closed[i, actions.type[i]]:
                 actions.type[i] = STOP
             if running[i] and actions.type[i] == STOP:
                 alive = np.flatnonzero(before[i])
-                open_types = [t for t in range(len(ACTION_TYPES)) if not closed[i, t] and len(alive) >= NEEDS[t]]
+                open_types = [
+                    t for t in range(len(ACTION_TYPES)) if not closed[i, t] and len(alive) >= NEEDS[t]
+                ]
                 actions.type[i] = open_types[-1]
                 actions.edges[i, : BATCH_SIZES[actions.type[i]]] = alive[: BATCH_SIZES[actions.type[i]]]
         steps = env.step(actions, restart=False)
@@ -246,7 +286,9 @@ def test_cuts_that_lose_too_much_are_taken_back(tasks, look_again):
             expected = closed[i] | (failed & (np.arange(len(ACTION_TYPES)) == actions.type[i]))
             assert (env.closed[i, :TRADE] == (expected & (not looks))[:TRADE]).all() and env.closed[i, TRADE]
             stuck = all(expected[t] or env.mask[i].sum() < NEEDS[t] for t in range(1, len(ACTION_TYPES)))
-            assert steps.done[i] == (actions.type[i] == STOP or (stuck and (not look_again or env.mask[i].sum() == looked[i])))
+            assert steps.done[i] == (
+                actions.type[i] == STOP or (stuck and (not look_again or env.mask[i].sum() == looked[i]))
+            )
             assert steps.reward[i] >= 0 and (
                 not failed or (steps.reward[i] == 0 and env.f[i] == f[i] and f[i] + env.change[i] < task.tau)
             )
@@ -271,7 +313,9 @@ def test_it_looks_at_the_circuit_it_stands_at_when_that_has_shrunk_enough(tasks)
     passes = [task.engine.passes for task in tasks]
     env = VectorEnv(tasks, 8, LOOKS_AGAIN, rng)
     for i, t in enumerate(env.task):
-        assert env.scores[i, : tasks[t].K] == pytest.approx(seen_at(tasks[t], env.mask[i]), rel=1e-5, abs=1e-7)
+        assert env.scores[i, : tasks[t].K] == pytest.approx(
+            seen_at(tasks[t], env.mask[i]), rel=1e-5, abs=1e-7
+        )
     cost, looks = [6.0, 6.0], 0  # everybody's first look is the same
     for _ in range(LOOKS_AGAIN.max_steps):
         before, mask, looked = env.scores.copy(), env.mask.copy(), env.looked.copy()
@@ -280,7 +324,9 @@ def test_it_looks_at_the_circuit_it_stands_at_when_that_has_shrunk_enough(tasks)
             task, edges = tasks[t], env.mask[i].sum()
             cost[t] += (env.mask[i] != mask[i]).any()
             if 0 < edges <= 0.8 * looked[i] and not steps.done[i]:
-                assert env.scores[i, : task.K] == pytest.approx(seen_at(task, env.mask[i]), rel=1e-5, abs=1e-7)
+                assert env.scores[i, : task.K] == pytest.approx(
+                    seen_at(task, env.mask[i]), rel=1e-5, abs=1e-7
+                )
                 assert env.looked[i] == edges and not env.scores[i][~env.mask[i]].any()
                 cost[t], looks = cost[t] + 6, looks + 1
             else:
@@ -289,13 +335,17 @@ def test_it_looks_at_the_circuit_it_stands_at_when_that_has_shrunk_enough(tasks)
     for task, spent, all_of_it in zip(tasks, passes, cost, strict=True):
         assert task.engine.passes - spent == pytest.approx(all_of_it * task.engine.n_pairs / 20)
     env.reset(0, 1)
-    assert env.looked[0] == tasks[1].K and env.scores[0, :33] == pytest.approx(seen_at(tasks[1], env.mask[0]), rel=1e-5, abs=1e-7)
+    assert env.looked[0] == tasks[1].K and env.scores[0, :33] == pytest.approx(
+        seen_at(tasks[1], env.mask[0]), rel=1e-5, abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("look_again", [0.0, 0.7])
 def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again):
     """Against one exchange at a time, judged by the engine itself; passes counted, and paid for by the reward."""
-    settings = replace(SETTINGS, take_back=True, trades=True, look_again=look_again, max_steps=40, pass_cost=0.01)
+    settings = replace(
+        SETTINGS, take_back=True, trades=True, look_again=look_again, max_steps=40, pass_cost=0.01
+    )
     tasks = [small_task("gpt2", 150), small_task("llama-gqa", 120, 1)]
     tasks = [replace(task, tau=task.ceiling - 0.05) for task in tasks]
     rng, seen = np.random.default_rng(3), Counter()
@@ -303,7 +353,13 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
     env.passes[:] = 0
     running = np.ones(6, dtype=bool)
     for _ in range(40):
-        mask, f, scores, spent, closed = env.mask.copy(), env.f.copy(), env.scores.copy(), env.passes.copy(), env.closed.copy()
+        mask, f, scores, spent, closed = (
+            env.mask.copy(),
+            env.f.copy(),
+            env.scores.copy(),
+            env.passes.copy(),
+            env.closed.copy(),
+        )
         finer = env.finer.copy()
         charged = sum(task.engine.passes for task in tasks)
         actions = random_actions(env, rng)
@@ -311,7 +367,9 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
         actions.type[trades] = TRADE
         actions.type[~running] = STOP
         steps = env.step(actions, restart=False)
-        assert sum(task.engine.passes for task in tasks) - charged == pytest.approx((env.passes - spent).sum())
+        assert sum(task.engine.passes for task in tasks) - charged == pytest.approx(
+            (env.passes - spent).sum()
+        )
         for i in np.flatnonzero(running & (actions.type == TRADE)):
             task = tasks[env.task[i]]
             n, passes = task.K, task.engine.passes
@@ -320,12 +378,22 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
             task.engine.passes = passes
             after = mask[i].copy()
             after[:n] = mask[i, :n] if expected is None else expected.mask
-            assert (env.mask[i] == after).all() and (expected is None or env.f[i] == pytest.approx(expected.f, abs=1e-6))
+            assert (env.mask[i] == after).all() and (
+                expected is None or env.f[i] == pytest.approx(expected.f, abs=1e-6)
+            )
             assert env.f[i] >= task.tau
-            looks = look_again > 0 and env.looked[i] == env.mask[i].sum() and env.passes[i] - spent[i] > cost + 1e-9
+            looks = (
+                look_again > 0
+                and env.looked[i] == env.mask[i].sum()
+                and env.passes[i] - spent[i] > cost + 1e-9
+            )
             assert env.passes[i] - spent[i] == pytest.approx(cost + looks * 6 * task.engine.n_pairs / 20)
-            sizes = settings.potential(np.array([f[i], env.f[i]]), np.array([mask[i].sum(), after.sum()]), n, task.tau)
-            assert steps.reward[i] == pytest.approx(sizes[1] - sizes[0] - 0.01 * (env.passes[i] - spent[i]), abs=1e-5)
+            sizes = settings.potential(
+                np.array([f[i], env.f[i]]), np.array([mask[i].sum(), after.sum()]), n, task.tau
+            )
+            assert steps.reward[i] == pytest.approx(
+                sizes[1] - sizes[0] - 0.01 * (env.passes[i] - spent[i]), abs=1e-5
+            )
             # a look opens other types again, not this one; smaller groups do
             assert env.closed[i, TRADE] == (expected is None and env.finer[i] == finer[i])
             if expected is None:  # measured one by one, up to 120 edges, no edge can go: the episode is over
@@ -399,7 +467,10 @@ def test_out_of_steps_an_episode_goes_on_where_its_last_steps_were_worth_their_p
 def traded(task: Task, mask: np.ndarray, f: float, size: int) -> tuple[Trade | None, float]:
     """One exchange and its passes."""
     engine, before = task.engine, task.engine.passes
-    gain = -engine.gradient(mask[None].astype(np.float64), task.candidates).gradient[0].double().numpy() / engine.kl_cut
+    gain = (
+        -engine.gradient(mask[None].astype(np.float64), task.candidates).gradient[0].double().numpy()
+        / engine.kl_cut
+    )
     trying = exchange(mask, f, task.tau, gain, lambda masks: engine.graph.prune(masks, task.candidates), size)
     masks = next(trying)
     while True:

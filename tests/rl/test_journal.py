@@ -78,14 +78,22 @@ def test_edges_that_came_back_are_remembered(tmp_path):
     task, policy = small_task("gpt2", 150, 0, REWARD), agent()
     reward = replace(REWARD, trades=True)
     straight = rollouts(policy, task, reward, 3, seed=0)
-    assert any((after & ~before).any() for e in straight for before, after in zip(e.masks[:-1], e.masks[1:], strict=True))
+    assert any(
+        (after & ~before).any()
+        for e in straight
+        for before, after in zip(e.masks[:-1], e.masks[1:], strict=True)
+    )
     rollouts(policy, task, reward, 3, seed=0, journal=Journal(tmp_path, task.engine))
     spent = task.engine.passes
-    read = rollouts(policy, task, reward, 3, seed=0, journal=Journal(tmp_path, task.engine))  # ended: nothing is run
+    read = rollouts(
+        policy, task, reward, 3, seed=0, journal=Journal(tmp_path, task.engine)
+    )  # ended: nothing is run
     for ours, theirs in zip(read, straight, strict=True):
         assert np.array_equal(ours.masks, theirs.masks) and np.array_equal(ours.f, theirs.f)
         assert ours.cuts == theirs.cuts and ours.passes == theirs.passes
-    assert task.engine.passes - spent == pytest.approx(sum(e.passes for e in read) + 6 * task.engine.n_pairs / 20)
+    assert task.engine.passes - spent == pytest.approx(
+        sum(e.passes for e in read) + 6 * task.engine.n_pairs / 20
+    )
 
 
 def test_seconds_add_up(model, tmp_path, monkeypatch):

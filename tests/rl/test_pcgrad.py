@@ -39,7 +39,9 @@ def test_two_tasks_agree_with_torchjd():
     torchjd = pytest.importorskip("torchjd.aggregation")
     for seed in range(20):
         gradients = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        assert torch.allclose(pcgrad(gradients, np.random.default_rng(0)), torchjd.PCGrad()(gradients), atol=1e-9)
+        assert torch.allclose(
+            pcgrad(gradients, np.random.default_rng(0)), torchjd.PCGrad()(gradients), atol=1e-9
+        )
 
 
 def test_without_conflict_it_is_the_sum_and_zeros_are_harmless():

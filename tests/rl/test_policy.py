@@ -37,16 +37,25 @@ def test_with_trades_is_the_same_policy_but_for_them(tasks):
     policy, tables = random_policy(types=12), tables_of(tasks)
     grown, states = policy.with_trades(), random_states(tables, 30, looks=True)
     assert grown.config == replace(policy.config, trades=True) and grown.with_trades() is grown
-    assert not grown.type_head.second.weight[TRADE].any() and grown.type_head.second.bias[TRADE] == policy.config.part_bias - 1
+    assert (
+        not grown.type_head.second.weight[TRADE].any()
+        and grown.type_head.second.bias[TRADE] == policy.config.part_bias - 1
+    )
 
     def evaluate(agent: Policy, kind: int, states: States):
         return agent.evaluate(
-            tables, states, torch.full((30,), kind), torch.full((30, MAX_PICKS), -1), torch.zeros(30, dtype=torch.int64)
+            tables,
+            states,
+            torch.full((30,), kind),
+            torch.full((30, MAX_PICKS), -1),
+            torch.zeros(30, dtype=torch.int64),
         )
 
     never = replace(states, closed=states.closed | (torch.arange(13) == TRADE))
     before, closed = evaluate(policy, STOP, states), evaluate(grown, STOP, never)
-    assert torch.allclose(before.value, closed.value) and torch.allclose(before.log_prob, closed.log_prob, atol=1e-12)
+    assert torch.allclose(before.value, closed.value) and torch.allclose(
+        before.log_prob, closed.log_prob, atol=1e-12
+    )
     trade, stop = evaluate(grown, TRADE, states).log_prob.exp(), evaluate(grown, STOP, states).log_prob.exp()
     assert ((trade > 0) == ~states.closed[:, TRADE]).all() and (trade > 0).any()
     assert torch.allclose(stop, before.log_prob.exp() * (1 - trade), atol=1e-12)
@@ -64,7 +73,11 @@ def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.7, l
     mask = (torch.rand(inside.shape, generator=g) < density) & inside
     values = torch.rand(n, 6, generator=g, dtype=torch.float64)
     values[:, 2] = mask.sum(1) / tables.n_edges[task]
-    scores = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask * (torch.rand(mask.shape, generator=g) < 0.8)
+    scores = (
+        torch.randn(mask.shape, generator=g, dtype=torch.float64)
+        * mask
+        * (torch.rand(mask.shape, generator=g) < 0.8)
+    )
     closed = (
         (torch.rand(n, 13, generator=g) < 0.3) & (torch.arange(13) > 0) if looks else None
     )  # what was tried in vain since the look
@@ -100,14 +113,20 @@ def test_replay_is_the_slow_twin_with_its_gradients(tasks, looks, types):
     states = random_states(tables, 90, 3, density=0.85, looks=looks)
     choice = policy.act(tables, states, torch.Generator().manual_seed(2))
     assert set(choice.actions.type) == set(range(types))
-    fast, slow = replay(policy, tables, states, choice), slow_policy.evaluate(policy, tables, states, choice.actions)
+    fast, slow = (
+        replay(policy, tables, states, choice),
+        slow_policy.evaluate(policy, tables, states, choice.actions),
+    )
     for name in ("log_prob", "entropy", "value"):
         ours, expected = getattr(fast, name), getattr(slow, name)
         assert torch.allclose(ours, expected, rtol=0, atol=1e-12), name
         weight = torch.rand(90, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
         parameters = list(policy.parameters())
         for g, h in zip(
-            *(torch.autograd.grad(weight @ x, parameters, retain_graph=True, allow_unused=True) for x in (ours, expected)),
+            *(
+                torch.autograd.grad(weight @ x, parameters, retain_graph=True, allow_unused=True)
+                for x in (ours, expected)
+            ),
             strict=True,
         ):
             assert (g is None or torch.allclose(g, g * 0 if h is None else h, rtol=0, atol=1e-10)) and (
@@ -124,7 +143,9 @@ def test_states_with_tables_of_their_own_act_in_parts_as_all_together(tasks, edg
     parts = [len(part) for part in states.parts()]
     assert sum(parts) == 30 and max(parts) * states.mask.shape[1] <= max(edges, states.mask.shape[1])
     part = policy.act(tables, states, greedy=True)
-    assert (part.actions.type == whole.actions.type).all() and (part.actions.edges == whole.actions.edges).all()
+    assert (part.actions.type == whole.actions.type).all() and (
+        part.actions.edges == whole.actions.edges
+    ).all()
     assert torch.allclose(part.log_prob, whole.log_prob) and torch.allclose(part.value, whole.value)
     assert torch.allclose(policy.value(tables, states), value)
     drawn = policy.act(tables, states, torch.Generator().manual_seed(0))
@@ -143,7 +164,9 @@ def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks, looks):
     greedy = policy.act(tables, states, greedy=True)
     with torch.no_grad():
         decided, log_prob, value = policy._act(tables, states, _Noise(recorded=noise))
-    assert (decided[:, 2:].numpy() == greedy.actions.edges).all() and (decided[:, 0].numpy() == greedy.actions.type).all()
+    assert (decided[:, 2:].numpy() == greedy.actions.edges).all() and (
+        decided[:, 0].numpy() == greedy.actions.type
+    ).all()
     assert torch.allclose(log_prob, greedy.log_prob) and torch.allclose(value, greedy.value)
     with torch.no_grad():
         drawn, log_prob, _ = policy._act(tables, states, _Noise(recorded=noise.exponential_().log_().neg_()))
@@ -178,11 +201,15 @@ def test_probabilities_of_all_ordered_picks_add_up_to_one(tasks):
     orders = list(itertools.permutations(alive.tolist(), 3))
     edges = torch.full((len(orders), 30), -1)
     edges[:, :3] = torch.tensor(orders)
-    many = States(states.task.repeat(len(orders)), mask.repeat(len(orders), 1), states.globals.repeat(len(orders), 1))
+    many = States(
+        states.task.repeat(len(orders)), mask.repeat(len(orders), 1), states.globals.repeat(len(orders), 1)
+    )
     with torch.no_grad():
         kind = torch.full((len(orders),), 2)
         log_prob = policy.evaluate(tables, many, kind, edges, torch.zeros_like(kind)).log_prob
-        of_type = slow_policy.type_log_probs(policy, tables, States(many.task[:1], many.mask[:1], many.globals[:1]))[2]
+        of_type = slow_policy.type_log_probs(
+            policy, tables, States(many.task[:1], many.mask[:1], many.globals[:1])
+        )[2]
         total = (log_prob - of_type).exp().sum()
         assert abs(total - 1) < 1e-12
         # and over everything: stop, one edge, three edges, a component
@@ -215,7 +242,9 @@ def test_the_order_of_candidates_does_not_matter(tasks):
     edges = torch.from_numpy(choice.actions.edges)
     there = torch.where(edges >= 0, place[edges.clamp_min(0)], -1)
     kind, node = torch.from_numpy(choice.actions.type), torch.from_numpy(choice.actions.node)
-    assert torch.allclose(policy.evaluate(shuffled, moved, kind, there, node).log_prob, choice.log_prob, atol=1e-12)
+    assert torch.allclose(
+        policy.evaluate(shuffled, moved, kind, there, node).log_prob, choice.log_prob, atol=1e-12
+    )
 
 
 def test_padding_and_company_do_not_matter(tasks):
@@ -227,7 +256,9 @@ def test_padding_and_company_do_not_matter(tasks):
     narrow = States(torch.zeros_like(second), states.mask[second, :width], states.globals[second])
     a = choice.actions
     kind, edges, node = (torch.from_numpy(x)[second] for x in (a.type, a.edges, a.node))
-    assert torch.allclose(policy.evaluate(alone, narrow, kind, edges, node).log_prob, choice.log_prob[second], atol=1e-12)
+    assert torch.allclose(
+        policy.evaluate(alone, narrow, kind, edges, node).log_prob, choice.log_prob[second], atol=1e-12
+    )
 
 
 def test_chunks_do_not_matter(tasks, monkeypatch):
@@ -245,7 +276,9 @@ def test_chunks_do_not_matter(tasks, monkeypatch):
 def test_gradients_agree_with_finite_differences(tasks):
     policy, tables = random_policy(), tables_of(tasks)
     with torch.no_grad():
-        policy.type_head.second.bias.copy_(torch.tensor([-5.0, 1, 0, 0, -5, 1]))  # components and edges are both chosen
+        policy.type_head.second.bias.copy_(
+            torch.tensor([-5.0, 1, 0, 0, -5, 1])
+        )  # components and edges are both chosen
     states = random_states(tables, 12, 6)
     choice = policy.act(tables, states, torch.Generator().manual_seed(0))
     assert NODE in choice.actions.type and len(set(choice.actions.type)) > 2
@@ -256,7 +289,9 @@ def test_gradients_agree_with_finite_differences(tasks):
 
     total().backward()
     for parameter in policy.parameters():
-        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad  # a bias that raises all scores alike
+        grad = (
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        )  # a bias that raises all scores alike
         flat, grad = parameter.data.view(-1), grad.view(-1)
         i = int(grad.abs().argmax())
         before, h = flat[i].item(), 1e-6
@@ -319,15 +354,24 @@ def test_a_look_puts_its_scores_into_the_features(tasks):
         assert not torch.equal(ours.edges[i, :K], tables.edges[t, :K])
     for name in ("parent", "n_edges", "n_nodes", "degree", "node_start"):
         assert torch.equal(getattr(ours, name), getattr(expected, name))
-    assert tables.edges[0, :, RANK].equal(Tables.of(tasks).edges[0, :, RANK])  # the behaviours' own are left alone
+    assert tables.edges[0, :, RANK].equal(
+        Tables.of(tasks).edges[0, :, RANK]
+    )  # the behaviours' own are left alone
 
     policy, one_each = random_policy(), torch.arange(5)
     states = random_states(expected, 5, 1)
     mine = States(task, states.mask & ours.real_edges, states.globals, look(scores).double())
     choice = policy.act(tables_of(tasks), mine, torch.Generator().manual_seed(0))
-    own = replace(expected, edges=expected.edges.double(), nodes=expected.nodes.double(), degree=expected.degree.double())
+    own = replace(
+        expected,
+        edges=expected.edges.double(),
+        nodes=expected.nodes.double(),
+        degree=expected.degree.double(),
+    )
     there = replay(policy, own, States(one_each, mine.mask, mine.globals), choice)
-    assert torch.allclose(there.log_prob, choice.log_prob, atol=1e-4) and torch.allclose(there.value, choice.value, atol=1e-5)
+    assert torch.allclose(there.log_prob, choice.log_prob, atol=1e-4) and torch.allclose(
+        there.value, choice.value, atol=1e-5
+    )
 
 
 def test_an_untrained_agent_with_a_prior_cuts_what_attribution_ranks_lowest(tasks):

@@ -28,7 +28,10 @@ SMALL = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
 
 
 def trainer(
-    config: PPOConfig = SMALL, seed: int = 0, group: dist.ProcessGroup | None = None, reward: RewardSettings = REWARD
+    config: PPOConfig = SMALL,
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+    reward: RewardSettings = REWARD,
 ) -> Trainer:
     tasks = [small_task("gpt2", 40, settings=reward), small_task("llama-gqa", 33, 1, reward)]
     torch.manual_seed(seed)
@@ -74,7 +77,9 @@ def in_double(run: Trainer) -> Rollout:
     t = run.tables
     run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
     states = rollout.record.states
-    states = replace(states, globals=states.globals.double(), looks=None if states.looks is None else states.looks.double())
+    states = replace(
+        states, globals=states.globals.double(), looks=None if states.looks is None else states.looks.double()
+    )
     numbers = {name: getattr(rollout, name).double() for name in ("log_prob", "advantage", "target")}
     return replace(rollout, record=replace(rollout.record, states=states), **numbers)
 
@@ -82,7 +87,10 @@ def in_double(run: Trainer) -> Rollout:
 def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
     """[P] PPO's loss on these samples as it is written in the papers, and its backward pass."""
     config, record = run.config, rollout.record
-    states, actions = record.states[torch.from_numpy(rows)], (record.kind[rows], record.edges[rows], record.node[rows])
+    states, actions = (
+        record.states[torch.from_numpy(rows)],
+        (record.kind[rows], record.edges[rows], record.node[rows]),
+    )
     if states.looks is None:
         now = run.policy.evaluate(run.tables, states, *actions)
     else:  # one sample at a time
@@ -93,7 +101,10 @@ def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[to
     value = 0.5 * (now.value - rollout.target[rows]).square().mean()
     loss = policy + config.value * value - config.entropy * now.entropy.mean()
     parts = torch.autograd.grad(loss, run.parameters, allow_unused=True)
-    flat = [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(run.parameters, parts, strict=True)]
+    flat = [
+        torch.zeros_like(p).flatten() if g is None else g.flatten()
+        for p, g in zip(run.parameters, parts, strict=True)
+    ]
     kl, clipped = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > config.clip).double().mean()
     return torch.cat(flat), [x.item() for x in (policy, value, now.entropy.mean(), kl, clipped)]
 
@@ -109,7 +120,11 @@ def test_one_backward_pass_gives_every_behaviours_gradient(size, reward, edges, 
     gradients, scalars = run._gradients(rollout, run._layouts(rollout, rows))
     for t in range(2):
         mine = rows[rollout.task[rows] == t]
-        expected = naive_gradient(run, rollout, mine)[0] * len(mine) / size if len(mine) else torch.zeros_like(gradients[t])
+        expected = (
+            naive_gradient(run, rollout, mine)[0] * len(mine) / size
+            if len(mine)
+            else torch.zeros_like(gradients[t])
+        )
         assert torch.allclose(gradients[t], expected, rtol=0, atol=1e-12)
     whole, means = naive_gradient(run, rollout, rows)
     assert torch.allclose(gradients.sum(0), whole, rtol=0, atol=1e-12)  # without conflicts it is PPO's
@@ -140,7 +155,9 @@ def test_resume_equals_a_straight_run(tmp_path, reward):
     straight = trainer(reward=reward)
     rows = list(straight.run())
     env = straight.env
-    assert reward is REWARD or (env.looked < [straight.tasks[t].K for t in env.task]).any()  # in the middle of an episode
+    assert (
+        reward is REWARD or (env.looked < [straight.tasks[t].K for t in env.task]).any()
+    )  # in the middle of an episode
     first = trainer(reward=reward)
     part = first.run()
     before = [next(part), next(part)]
@@ -173,7 +190,16 @@ def test_two_processes_train_as_one(tmp_path):
     next(steps)
     alone.save(tmp_path / "start.safetensors")
     expected = [timeless(row) for row in steps]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.rl.two_ranks"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "tests.rl.two_ranks",
+    ]
     where = {"cwd": Path(__file__).parents[2], "env": os.environ | {"OMP_NUM_THREADS": "1"}}
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=100, **where)
     assert done.returncode == 0, done.stderr
@@ -181,7 +207,11 @@ def test_two_processes_train_as_one(tmp_path):
         rows, n, world = json.loads((tmp_path / f"rows{rank}.json").read_text())
         assert (n, world) == (4, 2)
         for row, wanted in zip(rows, expected, strict=True):  # the first decides and reports
-            assert row == (pytest.approx(wanted, rel=1e-9, abs=1e-12) if rank == 0 else {"iteration": wanted["iteration"]})
+            assert row == (
+                pytest.approx(wanted, rel=1e-9, abs=1e-12)
+                if rank == 0
+                else {"iteration": wanted["iteration"]}
+            )
     together = trainer(reward=LOOKS_AGAIN)
     together.load(tmp_path / "end.safetensors")
     for a, b in zip(alone.parameters, together.parameters, strict=True):

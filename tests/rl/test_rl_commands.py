@@ -26,7 +26,9 @@ from tests.search.model import write_model
 
 TIMES = ("seconds", "steps_per_second")
 SMALL = dict(k=40, pairs=4, transitions=16, envs=4, force=True, device="cpu")
-SMALL_OPTIONS = "--behaviours ioi,acronyms --k 40 --pairs 4 --transitions 16 --envs 4 --width 16 --force --device cpu"
+SMALL_OPTIONS = (
+    "--behaviours ioi,acronyms --k 40 --pairs 4 --transitions 16 --envs 4 --width 16 --force --device cpu"
+)
 KEYS = [
     "behaviour",
     "model",
@@ -63,7 +65,9 @@ def policy(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(*arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
     command = [sys.executable, *launcher, "-m", "mechrl.cli", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -90,7 +94,9 @@ def test_stopped_and_resumed_equals_straight(model: str, tmp_path: Path) -> None
 
     resumed = start(*common, "--out", left, "--resume")
     assert resumed.communicate(timeout=100)[0] == "" and resumed.returncode == 0
-    train_command(model, "ioi,acronyms", tmp_path / "straight", iterations=10, width=16, save_every=4, **SMALL)
+    train_command(
+        model, "ioi,acronyms", tmp_path / "straight", iterations=10, width=16, save_every=4, **SMALL
+    )
     assert metrics(left) == metrics(tmp_path / "straight")
     assert len(metrics(left)) == 10
     for name in ("model.safetensors", "checkpoint.safetensors"):
@@ -105,7 +111,15 @@ def test_two_processes_make_the_same_run(model: str, tmp_path: Path) -> None:
     """Steps are measured in batches of another size, so f agrees up to rounding, and everything else with it."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     both = start(
-        "train", "--model", model, *SMALL_OPTIONS.split(), "--iterations", 2, "--out", tmp_path / "both", launcher=torchrun
+        "train",
+        "--model",
+        model,
+        *SMALL_OPTIONS.split(),
+        "--iterations",
+        2,
+        "--out",
+        tmp_path / "both",
+        launcher=torchrun,
     )
     printed, said = both.communicate(timeout=200)
     assert (printed, both.returncode) == ("", 0), said
@@ -120,11 +134,22 @@ def test_two_processes_make_the_same_run(model: str, tmp_path: Path) -> None:
 
 def test_out_of_time_is_not_an_error(model: str, policy: Path, tmp_path: Path, capsys) -> None:
     arguments = (
-        dict(model=model, behaviour="acronyms", policy=policy, out=tmp_path, iterations=3, rollouts=2, as_json=True) | SMALL
+        dict(
+            model=model,
+            behaviour="acronyms",
+            policy=policy,
+            out=tmp_path,
+            iterations=3,
+            rollouts=2,
+            as_json=True,
+        )
+        | SMALL
     )
     with pytest.raises(BaseException) as left:
         adapt_command(**arguments, seconds=0)
-    assert left.value.exit_code == 0 and len(metrics(tmp_path)) == 1 and not (tmp_path / "circuit.json").exists()
+    assert (
+        left.value.exit_code == 0 and len(metrics(tmp_path)) == 1 and not (tmp_path / "circuit.json").exists()
+    )
     assert "out of time" in capsys.readouterr().err
     adapt_command(**arguments, resume=True)
     printed = json.loads(capsys.readouterr().out)
@@ -135,10 +160,14 @@ def test_out_of_time_is_not_an_error(model: str, policy: Path, tmp_path: Path, c
     assert load_policy(tmp_path).config.width == 16
     straight = tmp_path / "straight"
     adapt_command(**arguments | {"out": straight, "as_json": False})
-    assert Circuit.load(straight / "circuit.json").to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
+    assert Circuit.load(straight / "circuit.json").to_json() | {"seconds": 0} == circuit.to_json() | {
+        "seconds": 0
+    }
 
 
-def test_from_scratch_takes_all_of_a_policy_but_its_weights(model: str, policy: Path, tmp_path: Path, capsys) -> None:
+def test_from_scratch_takes_all_of_a_policy_but_its_weights(
+    model: str, policy: Path, tmp_path: Path, capsys
+) -> None:
     arguments = dict(model=model, behaviour="ioi", policy=policy, iterations=1, rollouts=1, **SMALL)
     for name, scratch in (("warm", False), ("scratch", True)):
         adapt_command(**arguments, out=tmp_path / name, from_scratch=scratch)
@@ -165,40 +194,76 @@ def candidates_by(model: str, k: int, spare: float) -> set[int]:
 
 
 def test_deploy_prints_what_search_prints(model: str, policy: Path, tmp_path: Path, capsys) -> None:
-    arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path, rollouts=2, pairs=4, force=True, device="cpu")
+    arguments = dict(
+        behaviour="ioi",
+        model=model,
+        policy=policy,
+        out=tmp_path,
+        rollouts=2,
+        pairs=4,
+        force=True,
+        device="cpu",
+    )
     deploy_command(**arguments, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == KEYS
     circuit = Circuit.load(printed["circuit"])
-    assert candidates(circuit) == candidates_by(model, 40, 0.0) and circuit.settings["candidates"] == 40  # as trained
+    assert (
+        candidates(circuit) == candidates_by(model, 40, 0.0) and circuit.settings["candidates"] == 40
+    )  # as trained
     assert printed["edges"] == len(circuit) and circuit.method == "policy"
     deploy_command(**arguments, best_along_episode=True, tau=0.99, as_json=False)
     said = capsys.readouterr().out
     assert "last masks" in said and str(tmp_path) in said
 
 
-def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(model: str, tmp_path: Path, capsys) -> None:
+def test_a_policy_that_looks_again_is_deployed_and_adapted_as_it_was_trained(
+    model: str, tmp_path: Path, capsys
+) -> None:
     """But f chooses its candidates among the paper's 3000 best, where training had fewer to choose from."""
     ours = dict(spare=0.1, look_again=0.8, best_so_far=True, give_up=0.5, prior=5.0, max_steps=6, gamma=0.8)
     train_command(model, "ioi", tmp_path / "policy", iterations=1, width=16, **SMALL, **ours)
     trained = json.loads((tmp_path / "policy" / "run.json").read_text())
-    assert (trained["task"]["spare"], trained["reward"]["look_again"], trained["policy"]["prior"]) == (0.1, 0.8, 5.0)
-    common = dict(behaviour="ioi", model=model, policy=tmp_path / "policy", rollouts=1, pairs=4, force=True, device="cpu")
+    assert (trained["task"]["spare"], trained["reward"]["look_again"], trained["policy"]["prior"]) == (
+        0.1,
+        0.8,
+        5.0,
+    )
+    common = dict(
+        behaviour="ioi",
+        model=model,
+        policy=tmp_path / "policy",
+        rollouts=1,
+        pairs=4,
+        force=True,
+        device="cpu",
+    )
     deploy_command(**common, out=tmp_path / "found")
     deploy_command(**common, out=tmp_path / "last", best_along_episode=False)
     found, last = (Circuit.load(tmp_path / name / "circuit.json") for name in ("found", "last"))
-    assert found.settings["best_along_episode"] and not last.settings["best_along_episode"] and found.settings["spare"] == 0.1
+    assert (
+        found.settings["best_along_episode"]
+        and not last.settings["best_along_episode"]
+        and found.settings["spare"] == 0.1
+    )
     wide = candidates_by(model, 3000, 0.1)
     assert candidates(found) == candidates(last) == wide and len(wide) > 40 >= trained["tasks"][0]["K"]
     for name, scratch in (("warm", False), ("scratch", True)):
-        adapt_command(**common, iterations=1, transitions=16, envs=4, from_scratch=scratch, out=tmp_path / name)
+        adapt_command(
+            **common, iterations=1, transitions=16, envs=4, from_scratch=scratch, out=tmp_path / name
+        )
         adapted = json.loads((tmp_path / name / "run.json").read_text())
-        assert adapted["task"] == trained["task"] | {"k": 3000} and adapted["ppo"]["gamma"] == trained["ppo"]["gamma"] == 0.8
+        assert (
+            adapted["task"] == trained["task"] | {"k": 3000}
+            and adapted["ppo"]["gamma"] == trained["ppo"]["gamma"] == 0.8
+        )
         assert all(adapted[key] == trained[key] for key in ("reward", "policy"))
         assert candidates(Circuit.load(tmp_path / name / "circuit.json")) == wide
 
 
-def test_the_policy_that_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_policy_that_comes_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     deploy_command("acronyms", out=tmp_path, rollouts=1, device="cpu", as_json=True)
     assert json.loads(capsys.readouterr().out)["model"] == "toy"
     monkeypatch.setattr("mechrl.rl.rollout.SHIPPED", tmp_path)
@@ -210,7 +275,11 @@ def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> No
     demo.main()
     said = capsys.readouterr().out
     circuit = Circuit.load(demo.OUT / "circuit.json")
-    assert f"{len(circuit)} edges" in said and circuit.faithfulness >= 0.9 and (demo.OUT / "eap-ig.json").exists()
+    assert (
+        f"{len(circuit)} edges" in said
+        and circuit.faithfulness >= 0.9
+        and (demo.OUT / "eap-ig.json").exists()
+    )
 
 
 def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
@@ -238,7 +307,9 @@ def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
     ],
 )
 def test_mistakes_in_training(model: str, tmp_path: Path, changes: dict, message: str) -> None:
-    mistakes(train_command, dict(model=model, behaviours="ioi", out=tmp_path / "new", **SMALL), changes, message)
+    mistakes(
+        train_command, dict(model=model, behaviours="ioi", out=tmp_path / "new", **SMALL), changes, message
+    )
     assert not (tmp_path / "new").exists()
 
 
@@ -260,7 +331,9 @@ def test_mistakes_in_resuming(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [deploy_command, adapt_command])
 def test_mistakes_in_deployment(command, model: str, policy: Path, tmp_path: Path) -> None:
-    arguments = dict(behaviour="ioi", model=model, policy=policy, out=tmp_path / "new", device="cpu", force=True)
+    arguments = dict(
+        behaviour="ioi", model=model, policy=policy, out=tmp_path / "new", device="cpu", force=True
+    )
     mistakes(command, arguments, {"behaviour": "iio"}, "did you mean ioi")
     mistakes(command, arguments, {"policy": tmp_path}, "config.json is missing")
     mistakes(command, arguments, {"tau": 2.0}, "tau must lie between")

@@ -40,7 +40,9 @@ from tests.search.model import write_model
 
 REWARD = RewardSettings(max_steps=12)
 RULES = ("smallest", "paper")
-numbers = st.lists(st.tuples(st.sampled_from([-0.5, 0.3, 0.7, 0.9, 0.95, 1.0]), st.integers(0, 5)), min_size=1, max_size=20)
+numbers = st.lists(
+    st.tuples(st.sampled_from([-0.5, 0.3, 0.7, 0.9, 0.95, 1.0]), st.integers(0, 5)), min_size=1, max_size=20
+)
 
 
 def agent(seed: int = 0) -> Policy:
@@ -58,7 +60,11 @@ def test_the_rule_is_its_definition(candidates, tau, rule):
     if rule == "paper" or not (f >= tau).any():
         assert f[i] == f.max() and size[i] == size[f == f.max()].min()
     else:
-        assert f[i] >= tau and size[i] == size[f >= tau].min() and f[i] == f[(f >= tau) & (size == size[i])].max()
+        assert (
+            f[i] >= tau
+            and size[i] == size[f >= tau].min()
+            and f[i] == f[(f >= tau) & (size == size[i])].max()
+        )
 
 
 @given(numbers, st.sampled_from(RULES))
@@ -68,7 +74,9 @@ def test_a_lower_target_never_gives_a_larger_circuit(candidates, rule):
         assert size[choose(f, size, 0.3, rule)] <= size[choose(f, size, 0.9, rule)]
 
 
-@given(st.lists(st.sampled_from([-0.5, 0.3, 0.9, 0.95, 1.0]), min_size=1, max_size=15), st.sampled_from(RULES))
+@given(
+    st.lists(st.sampled_from([-0.5, 0.3, 0.9, 0.95, 1.0]), min_size=1, max_size=15), st.sampled_from(RULES)
+)
 def test_along_an_episode_the_same_rule_chooses(f, rule):
     steps = len(f)
     masks = np.arange(steps)[None] >= np.arange(steps)[:, None]  # one edge less at every step
@@ -87,7 +95,11 @@ def test_episodes_are_what_happened(look_again):
     measured = 6 if look_again else 0  # the first look
     assert len(episodes) == 6
     for episode in episodes:
-        assert episode.masks[0].all() and episode.f[0] == task.ceiling and len(episode.f) == len(episode.masks) <= 13
+        assert (
+            episode.masks[0].all()
+            and episode.f[0] == task.ceiling
+            and len(episode.f) == len(episode.masks) <= 13
+        )
         f = task.engine.faithfulness(episode.masks, task.candidates).double().numpy()
         task.engine.passes -= len(f) * task.engine.n_pairs / 20
         assert episode.f == pytest.approx(f, abs=1e-6)
@@ -129,13 +141,17 @@ def test_deployments_trade_where_the_agent_takes_back_and_are_asked_to(model):
     knows_parts = Policy(PolicyConfig(16, parts=True, prior=5.0))
 
     def find(policy: Policy, reward: RewardSettings, trades: bool):
-        return discover(model, behaviour, policy, Deployment(tau=None, rollouts=0, trades=trades), settings, reward)
+        return discover(
+            model, behaviour, policy, Deployment(tau=None, rollouts=0, trades=trades), settings, reward
+        )
 
     cut, traded = (find(knows_parts, takes_back, trades) for trades in (False, True))
     assert (cut.settings["trades"], traded.settings["trades"]) == (False, True)
     assert len(traded) < len(cut) and traded.passes > cut.passes and traded.faithfulness >= traded.tau - 1e-6
     once, again = (find(agent(), REWARD, trades) for trades in (False, True))  # the paper's agent cannot
-    assert not again.settings["trades"] and np.array_equal(once.mask, again.mask) and once.passes == again.passes
+    assert (
+        not again.settings["trades"] and np.array_equal(once.mask, again.mask) and once.passes == again.passes
+    )
 
 
 def test_seeds_repeat_and_greed_has_none():
@@ -169,7 +185,11 @@ def test_a_circuit_adds_up(model):
     assert circuit.faithfulness == pytest.approx(float(engine.faithfulness(circuit.mask)[0]), abs=1e-5)
     assert len(circuit) == circuit.size <= circuit.settings["edges_before_pruning"]
     order, kept = set(circuit.order), set(np.flatnonzero(circuit.mask).tolist())
-    assert len(order) == len(circuit.order) and not order & kept and len(order | kept) == 60 == circuit.settings["candidates"]
+    assert (
+        len(order) == len(circuit.order)
+        and not order & kept
+        and len(order | kept) == 60 == circuit.settings["candidates"]
+    )
     assert circuit.method == "policy" and circuit.pairs == 4 and circuit.faithfulness_validation is None
 
     again = discover(**find, deployment=Deployment(tau=0.5, rollouts=6, seed=1))
@@ -191,7 +211,12 @@ def test_none_is_as_the_policy_was_trained(model):
     reward = replace(REWARD, best_so_far=True, margin=0.2)
     find = dict(model=model, behaviour=behaviour, policy=agent(), settings=settings, reward=reward)
     circuit = discover(**find, deployment=Deployment(tau=None, rollouts=2))
-    assert circuit.tau == circuit.settings["tau"] == circuit.settings["agent_tau"] == reward.tau(circuit.settings["ceiling"])
+    assert (
+        circuit.tau
+        == circuit.settings["tau"]
+        == circuit.settings["agent_tau"]
+        == reward.tau(circuit.settings["ceiling"])
+    )
     assert circuit.settings["best_along_episode"] is True
     again = discover(**find, deployment=Deployment(tau=circuit.tau, rollouts=2, best_along_episode=True))
     assert again.to_json() | {"seconds": 0} == circuit.to_json() | {"seconds": 0}
@@ -212,7 +237,9 @@ def test_stepping_back_finds_the_last_step_that_is_enough(lengths, seed, falling
         return np.array([f[j][t] for j, t in zip(which, at, strict=True)])
 
     last = np.array([n - 1 for n in lengths])
-    steps, judged = step_back(last, measure(np.arange(len(f)), last), tau, measure, enough_at=0 if known else -1)
+    steps, judged = step_back(
+        last, measure(np.arange(len(f)), last), tau, measure, enough_at=0 if known else -1
+    )
     assert len(measured) == len(set(measured)) <= sum(1 + int(np.ceil(np.log2(n))) + 1 for n in lengths)
     assert not known or all(t > 0 or lengths[j] == 1 for j, t in measured)
     for j, (own, n) in enumerate(zip(f, lengths, strict=True)):
@@ -230,11 +257,14 @@ def test_validation_pairs_judge_if_asked(model):
     behaviour, settings = get_behaviour("ioi"), TaskSettings(pairs=4, k=60)
     find = dict(model=model, behaviour=behaviour, policy=agent(), settings=settings, reward=REWARD)
     plain, judged = (
-        discover(**find, deployment=Deployment(rollouts=6, rule="paper", judge=j)) for j in ("discovery", "validation")
+        discover(**find, deployment=Deployment(rollouts=6, rule="paper", judge=j))
+        for j in ("discovery", "validation")
     )
     pairs = behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED)
     fresh = Engine(model, pairs)
-    assert judged.faithfulness_validation == pytest.approx(float(fresh.faithfulness(judged.mask)[0]), abs=1e-5)
+    assert judged.faithfulness_validation == pytest.approx(
+        float(fresh.faithfulness(judged.mask)[0]), abs=1e-5
+    )
     assert judged.faithfulness_validation >= float(fresh.faithfulness(plain.mask)[0]) - 1e-5
     assert judged.passes == pytest.approx(plain.passes + 7 * len(pairs) / 20)
 
@@ -248,7 +278,9 @@ def test_candidates_of_a_higher_aim_can_be_made_again(model):
     found = discover(model, behaviour, policy, Deployment(tau, 0, judge="validation"), settings, reward)
     assert found.settings["candidates"] > task_of(model, behaviour, settings, reward).K
     candidates = Setting.of(model, behaviour, found).candidates
-    assert len(candidates) == found.settings["candidates"] and set(np.flatnonzero(found.mask)) <= set(candidates)
+    assert len(candidates) == found.settings["candidates"] and set(np.flatnonzero(found.mask)) <= set(
+        candidates
+    )
 
 
 @pytest.mark.parametrize("n", [0, 3])
@@ -271,13 +303,17 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     looks = (found.passes - task.engine.passes) / 5  # all else is what circuits cost on 100 validation pairs
     assert task.engine.passes > plain.passes and looks == pytest.approx(round(looks)) and looks >= 3 * (n + 1)
     wider, _ = aimed(task, aim, settings, reward)
-    assert np.array_equal(found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask)
+    assert np.array_equal(
+        found.mask, deploy(model, behaviour, wider, policy, deployment, settings, reward).mask
+    )
     on_the_way = [mask for episode in rollouts(policy, task, reward, n, 0) for mask in episode.masks]
     enough = fresh.faithfulness(np.array(on_the_way), task.candidates).numpy() >= tau
     assert len(found) < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)
     # beside others each is what it is alone
     task.engine.passes = prepared
-    both = deploy_together(model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward)
+    both = deploy_together(
+        model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward
+    )
     assert np.array_equal(both[0].mask, found.mask) and both[0].passes == found.passes
 
 
@@ -300,7 +336,9 @@ def test_a_higher_aim_that_ends_larger_is_not_taken(model, monkeypatch):
     assert f[-1] < tau <= f[step] and found.settings["agent_tau"] == tau
     # it is part of the way from the last step that is enough to the next, and one edge more would be too much
     mask, gone = found.mask[task.candidates], episode.gone(step, np.abs(task.scores[0][task.candidates]))
-    ways = model.graph.prune(np.stack([episode.part_of_the_way(step, gone[:n]) for n in range(len(gone) + 1)]), task.candidates)
+    ways = model.graph.prune(
+        np.stack([episode.part_of_the_way(step, gone[:n]) for n in range(len(gone) + 1)]), task.candidates
+    )
     (n,) = np.flatnonzero((ways == mask).all(1))
     assert 0 < n < len(gone) and f_of(ways[n : n + 1]) >= tau > f_of(ways[n + 1 : n + 2])
     assert found.faithfulness_validation == pytest.approx(float(f_of(mask[None])[0]), abs=1e-5)
@@ -343,7 +381,11 @@ def test_together_each_is_what_it_would_be_alone(model, look_again):
         alone.append(deploy(model, behaviour, task, policy, deployment, settings, reward))
         own.append(task.engine.passes - prepared)
     for ours, theirs in zip(together, alone, strict=True):
-        assert np.array_equal(ours.mask, theirs.mask) and ours.order == theirs.order and ours.passes == theirs.passes
+        assert (
+            np.array_equal(ours.mask, theirs.mask)
+            and ours.order == theirs.order
+            and ours.passes == theirs.passes
+        )
         assert ours.faithfulness == pytest.approx(theirs.faithfulness, abs=1e-6)
         assert ours.faithfulness_test == theirs.faithfulness_test
         assert ours.settings["note"] == theirs.settings["note"]
@@ -359,7 +401,10 @@ def test_damaged_policies_are_one_line(tmp_path):
     with pytest.raises(MechRLError, match="is missing"):
         load_policy(folder)
     agent().save(folder)
-    assert load_policy(folder).config.width == 16 and trained_with(folder) == (TaskSettings(), RewardSettings())
+    assert load_policy(folder).config.width == 16 and trained_with(folder) == (
+        TaskSettings(),
+        RewardSettings(),
+    )
     whole = (folder / "model.safetensors").read_bytes()
     for damage, message in ((whole[: len(whole) // 2], "cut short"), (b"", "cut short")):
         (folder / "model.safetensors").write_bytes(damage)
@@ -384,9 +429,15 @@ def test_damaged_policies_are_one_line(tmp_path):
             learned_with(folder)
 
 
-@pytest.mark.parametrize(("k", "spare", "deployed"), [(40, 0.0, 40), (40, 0.1, 3000), (5000, 0.1, 5000), (5000, 0.0, 5000)])
-@pytest.mark.parametrize(("tau_high", "tau", "target"), [(0.9, None, 0.9), (0.9, 0.7, 0.7), (0.98, 0.7, 0.98), (0.9, 0.97, 0.97)])
-def test_where_f_decides_deployments_have_the_candidates_they_need(tmp_path, k, spare, deployed, tau_high, tau, target):
+@pytest.mark.parametrize(
+    ("k", "spare", "deployed"), [(40, 0.0, 40), (40, 0.1, 3000), (5000, 0.1, 5000), (5000, 0.0, 5000)]
+)
+@pytest.mark.parametrize(
+    ("tau_high", "tau", "target"), [(0.9, None, 0.9), (0.9, 0.7, 0.7), (0.98, 0.7, 0.98), (0.9, 0.97, 0.97)]
+)
+def test_where_f_decides_deployments_have_the_candidates_they_need(
+    tmp_path, k, spare, deployed, tau_high, tau, target
+):
     task = TaskSettings(pairs=4, k=k, prefilter="union", spare=spare)
     reward = {"max_steps": 6, "tau_high": tau_high, "margin": 0.03}
     (tmp_path / "run.json").write_text(json.dumps({"task": task.to_json(), "reward": reward}))
@@ -398,7 +449,12 @@ def test_where_f_decides_deployments_have_the_candidates_they_need(tmp_path, k, 
 
 def test_more_training_has_the_discount_of_the_policy(tmp_path):
     assert learned_with(tmp_path) == {}
-    for known, own in (({}, {}), ({"ppo": {}}, {}), ({"ppo": {"gamma": 0.99}}, {}), ({"ppo": {"gamma": 1.0}}, {"gamma": 1.0})):
+    for known, own in (
+        ({}, {}),
+        ({"ppo": {}}, {}),
+        ({"ppo": {"gamma": 0.99}}, {}),
+        ({"ppo": {"gamma": 1.0}}, {"gamma": 1.0}),
+    ):
         (tmp_path / "run.json").write_text(json.dumps(known))
         assert learned_with(tmp_path) == own
 

@@ -44,7 +44,12 @@ def test_f_is_never_more_than_that_much_lower(n_scores: int, k: int, spare: floa
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 40), st.sampled_from([0.0, 0.02, 0.3]), st.sampled_from([0.2, 0.6, 0.95]), st.integers(0, 99))
+@given(
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.02, 0.3]),
+    st.sampled_from([0.2, 0.6, 0.95]),
+    st.integers(0, 99),
+)
 def test_there_are_more_where_k_do_not_reach_enough(k: int, spare: float, reach: float, seed: int):
     good = -ENGINE.gradient(np.ones((1, N))).gradient[0].numpy()
     scores = [good * np.random.default_rng(seed).lognormal(0, 0.5, N)]
@@ -65,4 +70,8 @@ def test_what_can_be_spared_is_a_setting_of_tasks(tmp_path, monkeypatch: pytest.
         for spare in ({}, {"spare": 0.0}, {"spare": 0.05})
     )
     assert np.array_equal(whole.candidates, same.candidates) and whole.engine.passes == same.engine.passes
-    assert fewer.K < whole.K and fewer.ceiling >= whole.ceiling - 0.05 - 1e-6 and fewer.engine.passes > whole.engine.passes
+    assert (
+        fewer.K < whole.K
+        and fewer.ceiling >= whole.ceiling - 0.05 - 1e-6
+        and fewer.engine.passes > whole.engine.passes
+    )

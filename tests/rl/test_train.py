@@ -73,7 +73,10 @@ def potential(task: Task, masks: np.ndarray, f: np.ndarray, reward: RewardSettin
 def test_a_short_training_on_toy_beats_the_untrained_policy_and_random_cutting():
     """By 1 in return, where losing a behaviour costs up to 4.9 and the best circuits gain less than 1."""
     model, reward = load_model("toy"), RewardSettings(max_steps=40)
-    tasks = [task_of(model, get_behaviour(name), TaskSettings(pairs=4, k=80), reward) for name in ("ioi", "gendered-pronoun")]
+    tasks = [
+        task_of(model, get_behaviour(name), TaskSettings(pairs=4, k=80), reward)
+        for name in ("ioi", "gendered-pronoun")
+    ]
     torch.manual_seed(0)
     run = Trainer(tasks, PPOConfig(iterations=10, **QUICK), reward, Policy(PolicyConfig(32)))
 
@@ -99,7 +102,9 @@ def test_every_logged_number_is_explained(tmp_path: Path):
     model, reward = load_model("toy"), RewardSettings(max_steps=2)
     settings = TaskSettings(pairs=2, k=20)
     task = task_of(model, get_behaviour("ioi"), settings, reward)
-    run = Trainer([task], PPOConfig(iterations=1, transitions=8, envs=2, minibatches=2), reward, Policy(PolicyConfig(8)))
+    run = Trainer(
+        [task], PPOConfig(iterations=1, transitions=8, envs=2, minibatches=2), reward, Policy(PolicyConfig(8))
+    )
     list(Run(tmp_path, run, describe(model, run, settings)))
     (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert row["episodes"] > 0
@@ -108,12 +113,19 @@ def test_every_logged_number_is_explained(tmp_path: Path):
     explained = set(re.findall(r"`([^`]+)`", "\n".join(first_cells)))
     assert {key.replace("behaviour/ioi/", "behaviour/NAME/") for key in row} <= explained
     files = {path.name + "/" * path.is_dir() for path in tmp_path.iterdir()}
-    assert {"run.json", "metrics.jsonl", "config.json", "model.safetensors", "checkpoint.safetensors"} <= files <= explained
+    assert (
+        {"run.json", "metrics.jsonl", "config.json", "model.safetensors", "checkpoint.safetensors"}
+        <= files
+        <= explained
+    )
 
 
 @pytest.mark.parametrize("module", ["mechrl.rl.train", "mechrl.rl.rollout", "mechrl.rl.command"])
 def test_training_needs_no_optional_package(module: str):
     code = "import sys\nfor name in ('gymnasium', 'gguf', 'tyro', 'tensorboard', 'torchjd', 'matplotlib'): sys.modules[name] = None\n"
     subprocess.run(
-        [sys.executable, "-c", code + f"import {module}"], check=True, timeout=100, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", code + f"import {module}"],
+        check=True,
+        timeout=100,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

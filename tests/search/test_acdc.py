@@ -35,7 +35,11 @@ def slow_acdc(problem: Problem, threshold: float) -> tuple[set[int], list[int], 
     for name in receivers:
         receiver = graph.receiver_names.index(name)
         nodes = [s for s in range(graph.n_sources) if receiver in receivers_of(graph, s)]
-        into = [e for e in reversed(range(graph.n_edges)) if graph.edge_receiver[e] == receiver and e in candidates]
+        into = [
+            e
+            for e in reversed(range(graph.n_edges))
+            if graph.edge_receiver[e] == receiver and e in candidates
+        ]
         if name != "logits" and not any(graph.edge_source[e] in nodes for e in kept):
             kept -= set(into)
             order += into
@@ -57,14 +61,20 @@ def test_speculation_changes_nothing(kind: str, threshold: float) -> None:
     assert 0 < len(kept) < 200
     told = np.isin(np.arange(problem.model.graph.n_edges), list(kept)).astype(float)
     evaluated = []
-    for scores in (None, np.random.default_rng(0).random(len(told)), told):  # no guess, a wild guess, the truth
+    for scores in (
+        None,
+        np.random.default_rng(0).random(len(told)),
+        told,
+    ):  # no guess, a wild guess, the truth
         problem.engine.passes, problem.scores = 0, scores
         state = acdc(problem, threshold=threshold)
         assert set(problem.candidates[state.mask].tolist()) == kept
         assert state.order == order
         np.testing.assert_allclose(state.extra["trace"], trace, rtol=0, atol=1e-12)
         assert state.extra["tested"] == len(trace)
-        assert threshold < 0.3 or len(trace) < problem.model.graph.n_edges  # some receivers were dropped for free
+        assert (
+            threshold < 0.3 or len(trace) < problem.model.graph.n_edges
+        )  # some receivers were dropped for free
         assert problem.passes == pytest.approx(passes * 2 / 20)
         assert state.extra["evaluated"] >= len(trace)
         evaluated.append(state.extra["evaluated"])
@@ -102,7 +112,9 @@ def test_a_sweep_takes_the_smallest_faithful_circuit_and_keeps_all() -> None:
     problem.tau = (alone[0.1].faithfulness + max(alone[0.5].faithfulness, 0)) / 2
     state = acdc_sweep(problem, thresholds=thresholds)
     for t in thresholds:
-        assert (state.extra[f"mask.{t}"] == alone[t].mask).all() and state.extra[f"order.{t}"].tolist() == alone[t].order
+        assert (state.extra[f"mask.{t}"] == alone[t].mask).all() and state.extra[
+            f"order.{t}"
+        ].tolist() == alone[t].order
     assert (state.mask == alone[0.1].mask).all() and state.note == "threshold 0.1"
     passes = problem.passes
     problem.tau = 1.5
@@ -132,5 +144,9 @@ def test_resuming_anywhere_equals_going_straight(minibatch: int | None, monkeypa
         interrupt.__defaults__[1].clear()
         second = tiny_problem("llama-gqa", n_pairs=6, minibatch=minibatch, passes_before=first.passes)
         resumed = acdc_sweep(second, straight[stop], thresholds=(0.1, 0.5))
-        assert (resumed.mask == end.mask).all() and resumed.order == end.order and resumed.faithfulness == end.faithfulness
+        assert (
+            (resumed.mask == end.mask).all()
+            and resumed.order == end.order
+            and resumed.faithfulness == end.faithfulness
+        )
         assert second.passes == pytest.approx(passes)

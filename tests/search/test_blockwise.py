@@ -93,7 +93,9 @@ def test_blocks_come_again_where_exchanges_have_raised_f_or_failed(monkeypatch):
         blocks = [state.extra.get("block", 0.0) > 0 for state in small]
         assert blocks == sorted(blocks, reverse=True)
         with monkeypatch.context() as patch:
-            patch.setattr("mechrl.search.blockwise.size_of_groups", lambda edges, finer=0: 2 >> finer)  # as if it were large
+            patch.setattr(
+                "mechrl.search.blockwise.size_of_groups", lambda edges, finer=0: 2 >> finer
+            )  # as if it were large
             states: list[State] = []
             end = blockwise(tiny_problem(kind, tau=tau, checkpoint=states.append))
             failed_at = None  # f when the last block had been cut
@@ -103,7 +105,9 @@ def test_blocks_come_again_where_exchanges_have_raised_f_or_failed(monkeypatch):
                 if not before.extra["block"] and after.extra["block"]:
                     came_again += 1
                     finer = after.extra["finer"] - before.extra["finer"]
-                    assert finer or (after.faithfulness >= failed_at and after.faithfulness > before.faithfulness)
+                    assert finer or (
+                        after.faithfulness >= failed_at and after.faithfulness > before.faithfulness
+                    )
                     resumed = blockwise(tiny_problem(kind, tau=tau), after)
                     assert resumed.to_bytes() == end.to_bytes()
             assert end.extra["finer"] == 1

@@ -44,7 +44,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def start(*arguments: object) -> subprocess.Popen:
     command = [sys.executable, "-c", _RUN, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def interrupt(process: subprocess.Popen, number: int) -> str:
@@ -90,7 +92,11 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
     found.check_model(loaded)
     straight = search(loaded, get_behaviour("ioi"), Settings("acdc", pairs=4, whole_graph=True))
     assert found.to_json() | {"seconds": 0} == straight.to_json() | {"seconds": 0}
-    assert found.complete and found.seconds > partial.seconds and not (tmp_path / "stopped" / "state.safetensors").exists()
+    assert (
+        found.complete
+        and found.seconds > partial.seconds
+        and not (tmp_path / "stopped" / "state.safetensors").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,9 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
 )
 def test_mistakes_are_one_line(model: Path, tmp_path: Path, monkeypatch, changes: dict, message: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    arguments = dict(method="top-n", behaviour="ioi", model=str(model), out=tmp_path, force=True, device="cpu")
+    arguments = dict(
+        method="top-n", behaviour="ioi", model=str(model), out=tmp_path, force=True, device="cpu"
+    )
     with pytest.raises(MechRLError, match=message) as caught:
         search_command(**arguments | changes)
     assert "\n" not in str(caught.value)
@@ -116,7 +124,12 @@ def test_mistakes_are_one_line(model: Path, tmp_path: Path, monkeypatch, changes
 
 def test_resuming_another_search_is_refused(model: Path, tmp_path: Path) -> None:
     settings = Settings("acdc", pairs=4)
-    about = {"model": str(model), "checksum": load_model(model).checksum, "behaviour": "ioi", "settings": settings.to_json()}
+    about = {
+        "model": str(model),
+        "checksum": load_model(model).checksum,
+        "behaviour": "ioi",
+        "settings": settings.to_json(),
+    }
     state = State(np.ones(3, dtype=bool), [], 0.5)
     (tmp_path / "state.safetensors").write_bytes(state.to_bytes(**about))
     with pytest.raises(MechRLError, match="method 'acdc', pairs 4"):
@@ -127,12 +140,16 @@ def test_resuming_another_search_is_refused(model: Path, tmp_path: Path) -> None
 
 
 def test_what_is_printed(model: Path, tmp_path: Path, capsys) -> None:
-    search_command("greedy", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=True)
+    search_command(
+        "greedy", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=True
+    )
     printed = json.loads(capsys.readouterr().out)
     circuit = Circuit.load(printed["circuit"])
     assert printed["edges"] == len(circuit) and printed["faithfulness"] == circuit.faithfulness >= 0.9
     assert circuit.pairs == 5 and circuit.scores is not None
-    search_command("top-n", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=False)
+    search_command(
+        "top-n", "ioi", model=str(model), out=tmp_path, force=True, device="cpu", pairs=5, as_json=False
+    )
     assert "before pruning" in capsys.readouterr().out
 
 

@@ -81,7 +81,9 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
         (tmp_path / "state").write_bytes(saved[at])
         state, about = State.read(tmp_path / "state")
         resumed = begin(about)
-        assert resumed.circuit(resumed.run(state)).to_json() | {"seconds": 0} == end.to_json() | {"seconds": 0}
+        assert resumed.circuit(resumed.run(state)).to_json() | {"seconds": 0} == end.to_json() | {
+            "seconds": 0
+        }
 
 
 def needed_k(session: Session) -> int:
@@ -97,7 +99,11 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
     monkeypatch.setattr(run, "N_FRESH", 10)
     read_back = 0
     for seed in range(3):
-        session = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.7, pairs=4, k=30, holds_on="fresh", seed=seed))
+        session = prepare(
+            model,
+            get_behaviour("ioi"),
+            Settings("blockwise", tau=0.7, pairs=4, k=30, holds_on="fresh", seed=seed),
+        )
         problem, validation = session.problem, session.validation
         assert validation is not None
         ends: list[tuple[np.ndarray, State]] = []  # candidates, and what an attempt ended with
@@ -115,9 +121,14 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         kept = np.flatnonzero(circuit.mask)
         assert circuit.faithfulness_validation == pytest.approx(f(kept), abs=1e-5)
         assert sorted([*problem.candidates[state.mask], *state.order]) == problem.candidates.tolist()
-        assert circuit.mask[problem.candidates].tolist() == model.graph.prune(state.mask[None], problem.candidates)[0].tolist()
+        assert (
+            circuit.mask[problem.candidates].tolist()
+            == model.graph.prune(state.mask[None], problem.candidates)[0].tolist()
+        )
         ended = [candidates[of.mask] for candidates, of in ends]
-        assert len(circuit) <= min((len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges)
+        assert len(circuit) <= min(
+            (len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges
+        )
         if "undone" not in state.note:
             continue
         read_back += 1
@@ -127,7 +138,11 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
             mask = model.graph.prune(np.isin(candidates, edges)[None], candidates)[0]
             return candidates[mask].tolist()
 
-        ways = [(candidates, np.setdiff1d(candidates, of.order[:n])) for candidates, of in ends for n in range(len(of.order) + 1)]
+        ways = [
+            (candidates, np.setdiff1d(candidates, of.order[:n]))
+            for candidates, of in ends
+            for n in range(len(of.order) + 1)
+        ]
         at = [i for i, (candidates, edges) in enumerate(ways) if pruned(edges, candidates) == kept.tolist()]
         assert at and f(ways[at[-1] + 1][1]) < 0.7
     assert read_back

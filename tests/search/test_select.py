@@ -56,7 +56,9 @@ def test_top_n_and_candidates(graph: Graph, seed: int, n: int) -> None:
     assert not mask.any() or mask.all() or np.abs(a[mask]).min() >= np.abs(a[~mask]).max()
     union = candidate_set([a, b], n)
     assert (np.diff(union) > 0).all()
-    assert set(union.tolist()) == set(np.flatnonzero(mask).tolist()) | set(np.flatnonzero(top_n(b, n)).tolist())
+    assert set(union.tolist()) == set(np.flatnonzero(mask).tolist()) | set(
+        np.flatnonzero(top_n(b, n)).tolist()
+    )
     assert candidate_set([a], n).tolist() == np.flatnonzero(mask).tolist()
 
 
@@ -64,7 +66,11 @@ def test_receivers_of_every_node_are_all_receivers() -> None:
     graph = Graph(2, 6, 2)
     found = {r for s in range(graph.n_sources) for r in receivers_of(graph, s)} | {graph.logits}
     assert found == set(range(graph.n_receivers))
-    assert {graph.receiver_names[r] for r in receivers_of(graph, graph.head(1, 4))} == {"a1.h4<q>", "a1.kv1<k>", "a1.kv1<v>"}
+    assert {graph.receiver_names[r] for r in receivers_of(graph, graph.head(1, 4))} == {
+        "a1.h4<q>",
+        "a1.kv1<k>",
+        "a1.kv1<v>",
+    }
 
 
 def scored(problem: Problem) -> Problem:
@@ -97,7 +103,11 @@ def test_stopped_anywhere_and_resumed_equals_straight(search) -> None:
     fresh = scored(tiny_problem("gpt2"))
     for state in states[::3]:
         again = search(fresh, state)
-        assert (again.mask == end.mask).all() and again.order == end.order and again.faithfulness == end.faithfulness
+        assert (
+            (again.mask == end.mask).all()
+            and again.order == end.order
+            and again.faithfulness == end.faithfulness
+        )
 
 
 def test_what_cannot_be_reached_is_said() -> None:
@@ -120,4 +130,8 @@ def test_a_state_survives_the_disk(tmp_path) -> None:
     state, about = State.read(tmp_path / "state")
     assert about == {"passes": 3.5}
     assert (state.mask == seen[0].mask).all() and state.order == seen[0].order and state.note == seen[0].note
-    assert (state.extra["array"] == np.arange(5.0)).all() and state.extra["number"] == 0.1 and state.extra["low"] == 8
+    assert (
+        (state.extra["array"] == np.arange(5.0)).all()
+        and state.extra["number"] == 0.1
+        and state.extra["low"] == 8
+    )

@@ -28,13 +28,19 @@ def random_circuit(
             mine = [graph.receiver(layer, "mlp")]
         else:
             kv = place // (graph.n_heads // graph.n_kv_heads)
-            mine = [graph.receiver(layer, "q", place), graph.receiver(layer, "k", kv), graph.receiver(layer, "v", kv)]
+            mine = [
+                graph.receiver(layer, "q", place),
+                graph.receiver(layer, "k", kv),
+                graph.receiver(layer, "v", kv),
+            ]
         ports += mine
         needed += [graph.edge(0, mine[0]), graph.edge(source, graph.logits)]
     among = np.isin(graph.edge_source, [0, *chosen]) & np.isin(graph.edge_receiver, ports)
     among[needed] = False
     others = rng.permutation(np.flatnonzero(among))[: n + removed - len(needed)]
-    assert len(needed) <= n and len(others) == n + removed - len(needed), "too many or too few components for so many edges"
+    assert len(needed) <= n and len(others) == n + removed - len(needed), (
+        "too many or too few components for so many edges"
+    )
     mask = np.zeros(graph.n_edges, dtype=bool)
     mask[needed] = True
     mask[others[: n - len(needed)]] = True

@@ -37,7 +37,9 @@ def out(tmp_path: Path) -> Path:
 def start(*arguments: object, **environment: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "mechrl.cli", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def shown(path: Path) -> list[dict]:
@@ -74,13 +76,17 @@ def test_a_circuit_file_cannot_make_us_fetch_a_model(circuit: Path, out: Path) -
         process = start("export", circuit, "--html", out / "page.html", **environment)
         stdout, stderr = process.communicate(timeout=60)
         asked_by_file = list(asked)
-        told = start("export", circuit, "--html", out / "page.html", "--model", "nowhere/nothing", **environment)
+        told = start(
+            "export", circuit, "--html", out / "page.html", "--model", "nowhere/nothing", **environment
+        )
         told_stderr = told.communicate(timeout=60)[1]
         hub.shutdown()
     assert process.returncode == 0 and stdout.strip() == str(out / "page.html")
     assert "not on this machine" in stderr and len(stderr.splitlines()) == 1
     assert not asked_by_file
-    assert told.returncode == 1 and len(told_stderr.splitlines()) == 1 and asked  # the user named it: fetch it
+    assert (
+        told.returncode == 1 and len(told_stderr.splitlines()) == 1 and asked
+    )  # the user named it: fetch it
 
 
 def test_a_model_that_is_here_is_used(out: Path) -> None:
@@ -91,15 +97,25 @@ def test_a_model_that_is_here_is_used(out: Path) -> None:
     assert shown(out / "page.html")[0]["stops"]["f"] and shown(out / "page.html")[0]["attention"]
 
 
-def test_what_is_given_holds_for_the_circuits_it_fits(circuit: Path, out: Path, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_given_holds_for_the_circuits_it_fits(
+    circuit: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
     toy = load_model("toy")
-    row = {"clean": "When John and Mary went to the store, Mary gave a book to", "answer": " John", "foil": " Mary"}
+    row = {
+        "clean": "When John and Mary went to the store, Mary gave a book to",
+        "answer": " John",
+        "foil": " Mary",
+    }
     row |= {"corrupt": "When Paul and Anna went to the store, Bob gave a book to", "part": "discovery"}
     (out / "mine.jsonl").write_text(json.dumps(row))
     fields = dict(removed=5, model="elsewhere/toy", checksum=toy.checksum, behaviour="mine", pairs=1)
     random_circuit(toy.graph, 20, **fields).save(out / "mine.json")
     export_command(
-        [out / "mine.json", circuit], html=out / "two.html", model="toy", behaviour=str(out / "mine.jsonl"), device="cpu"
+        [out / "mine.json", circuit],
+        html=out / "two.html",
+        model="toy",
+        behaviour=str(out / "mine.jsonl"),
+        device="cpu",
     )
     one, other = shown(out / "two.html")
     assert one["stops"]["f"] and one["pairs"] and one["attention"]

@@ -69,7 +69,8 @@ def test_an_edge_is_shown_while_it_lies_on_a_path(seed: int, scored: bool) -> No
         assert [e for e, lasts in zip(edges["id"], edges["stops"], strict=True) if lasts > stop] == live
         assert stops["size"][stop] == now.sum() and stops["live"][stop] == len(live)
     names = [
-        f"{SMALL.source_names[s]}->{SMALL.receiver_names[r]}" for s, r in zip(edges["source"], edges["receiver"], strict=True)
+        f"{SMALL.source_names[s]}->{SMALL.receiver_names[r]}"
+        for s, r in zip(edges["source"], edges["receiver"], strict=True)
     ]
     assert names == [SMALL.edge_name(e) for e in edges["id"]]
     assert edges["importance"] == pytest.approx(circuit.importance()[edges["id"]], rel=1e-3)
@@ -89,7 +90,10 @@ def test_a_long_order_is_replayed_from_where_it_can_be_drawn() -> None:
     mask[:100] = True
     circuit = random_circuit(GPT2, 20, mask=mask, order=tuple(range(100, GPT2.n_edges)))
     shown = circuit_data(circuit)
-    assert shown["stops"]["size"][0] == len(shown["edges"]["id"]) == data.MOST_EDGES and shown["stops"]["size"][-1] == 100
+    assert (
+        shown["stops"]["size"][0] == len(shown["edges"]["id"]) == data.MOST_EDGES
+        and shown["stops"]["size"][-1] == 100
+    )
     assert f"{data.MOST_EDGES:,}" in shown["notes"][0]
 
 
@@ -104,12 +108,20 @@ def test_what_cannot_be_replayed_or_drawn_says_so() -> None:
 def test_roles_hold_for_the_model_they_were_found_in() -> None:
     for model, n in (("gpt2", 26), ("openai-community/gpt2", 26), ("gpt2-medium", 0), ("toy", 0)):
         assert len(circuit_data(random_circuit(GPT2, 30, model=model), None, IOI)["known"]) == n
-    assert circuit_data(random_circuit(GPT2, 30, model="gpt2"), None, IOI)["known"]["a9.h9"][0] == "name mover"
+    assert (
+        circuit_data(random_circuit(GPT2, 30, model="gpt2"), None, IOI)["known"]["a9.h9"][0] == "name mover"
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"scores": np.full(SMALL.n_edges, np.nan)}, {"tau": "high"}, {"passes": None}, {"pairs": "many"}, {"settings": 3}],
+    [
+        {"scores": np.full(SMALL.n_edges, np.nan)},
+        {"tau": "high"},
+        {"passes": None},
+        {"pairs": "many"},
+        {"settings": 3},
+    ],
 )
 def test_what_is_no_number_is_refused(changes: dict) -> None:
     with pytest.raises(MechRLError, match="search again"):
@@ -128,17 +140,26 @@ def test_f_along_the_order_is_the_engines(toy: Model, found: Circuit, shown: dic
     assert [f[0], f[len(f) // 2]] == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_file_that_claims_another_f_is_contradicted(toy: Model, found: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_claims_another_f_is_contradicted(
+    toy: Model, found: Circuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data, "STOPS", 2)
     assert circuit_data(found, toy, IOI)["notes"] == []
-    assert "says f = 0.990; measured here" in circuit_data(replace(found, faithfulness=0.99), toy, IOI)["notes"][-1]
+    assert (
+        "says f = 0.990; measured here"
+        in circuit_data(replace(found, faithfulness=0.99), toy, IOI)["notes"][-1]
+    )
 
 
 def test_answers_are_the_models(toy: Model, found: Circuit, shown: dict) -> None:
     assert toy.tokenizer is not None
     pairs = IOI.pairs(toy.tokenizer, found.pairs, found.seed)
     engine = Engine(toy, pairs)
-    logits = {"clean": engine.clean_logits, "corrupt": engine.corrupt_logits, "circuit": engine.logits(found.mask[None])[0]}
+    logits = {
+        "clean": engine.clean_logits,
+        "corrupt": engine.corrupt_logits,
+        "circuit": engine.logits(found.mask[None])[0],
+    }
     for i, pair in enumerate(shown["pairs"]):
         assert "".join(pair["clean"][pair["opening"] :]) == pairs.texts[i][0]
         assert "".join(pair["corrupt"][pair["opening"] :]) == pairs.texts[i][1]

@@ -66,7 +66,9 @@ def test_text_from_a_file_stays_text(text: str) -> None:
 
 def test_nothing_comes_from_elsewhere() -> None:
     html = page([circuit_data(random_circuit(SMALL, 20))])
-    assert set(re.findall(r"\w+://[^\s\"'<>]+", html)) == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nobody fetches
+    assert set(re.findall(r"\w+://[^\s\"'<>]+", html)) == {
+        "http://www.w3.org/2000/svg"
+    }  # the name of SVG, which nobody fetches
     parsed = Page(html)
     for _, attributes, _ in parsed.elements:
         assert "src" not in attributes and attributes.get("href", "data:,") == "data:,"
@@ -75,7 +77,9 @@ def test_nothing_comes_from_elsewhere() -> None:
 
 def test_the_policy_admits_this_script_and_no_other() -> None:
     parsed = Page(page([circuit_data(random_circuit(SMALL, 20))]))
-    policy = next(a["content"] for a, _ in parsed.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for a, _ in parsed.all("meta") if a.get("http-equiv") == "Content-Security-Policy"
+    )
     script, style = parsed.all("script")[1][1], parsed.all("style")[0][1]
     for kind, text in (("script-src", script), ("style-src", style)):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -86,7 +90,8 @@ def test_the_policy_admits_this_script_and_no_other() -> None:
 def test_the_script_makes_no_markup() -> None:
     script = Page(page([circuit_data(random_circuit(SMALL, 20))])).all("script")[1][1]
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(|fetch\(|XMLHttp|WebSocket", script
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(|fetch\(|XMLHttp|WebSocket",
+        script,
     )
 
 

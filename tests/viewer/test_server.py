@@ -28,7 +28,12 @@ def server() -> Iterator[PageServer]:
 def ask(server: PageServer, request: str, host: str | None = "") -> tuple[int, str]:
     """Status and body, byte for byte as asked: a client library would tidy the path up first."""
     port = server.server_address[1]
-    lines = [request + " HTTP/1.0", *([] if host is None else [f"Host: {host or f'127.0.0.1:{port}'}"]), "", ""]
+    lines = [
+        request + " HTTP/1.0",
+        *([] if host is None else [f"Host: {host or f'127.0.0.1:{port}'}"]),
+        "",
+        "",
+    ]
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall("\r\n".join(lines).encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
@@ -43,14 +48,26 @@ def test_the_page_is_there(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/../", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/page.js", "/?x", "..", "/./"]
+    "path",
+    [
+        "/../",
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "//etc/passwd",
+        "/page.js",
+        "/?x",
+        "..",
+        "/./",
+    ],
 )
 def test_nothing_else_is(server: PageServer, path: str) -> None:
     status, body = ask(server, f"GET {path}")
     assert status == 404 and "root:" not in body
 
 
-@pytest.mark.parametrize("host", ["example.org", "example.org:80", "127.0.0.1", "127.0.0.1.example.org", None])
+@pytest.mark.parametrize(
+    "host", ["example.org", "example.org:80", "127.0.0.1", "127.0.0.1.example.org", None]
+)
 def test_another_name_for_this_machine_is_refused(server: PageServer, host: str | None) -> None:
     assert ask(server, "GET /", host)[0] == 403
 
@@ -110,7 +127,9 @@ def test_a_tab_that_is_closed_prints_nothing(capfd: pytest.CaptureFixture[str]) 
     assert said.err == said.out == ""
 
 
-def test_a_mistake_of_ours_is_one_line(server: PageServer, capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_mistake_of_ours_is_one_line(
+    server: PageServer, capfd: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     monkeypatch.setattr(server, "body", None)
     with pytest.raises(IndexError):  # no answer
         ask(server, "GET /")

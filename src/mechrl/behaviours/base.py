@@ -52,7 +52,9 @@ class Known:
     confidence: Literal["high", "medium", "low"]
 
 
-def known(role: str, source: str, confidence: Literal["high", "medium", "low"], components: str) -> tuple[Known, ...]:
+def known(
+    role: str, source: str, confidence: Literal["high", "medium", "low"], components: str
+) -> tuple[Known, ...]:
     """`known(…, "9.6 10.0 m8")`: heads as layer.head, MLPs as m and the layer."""
     names = [c if c.startswith("m") else "a{}.h{}".format(*c.split(".")) for c in components.split()]
     return tuple(Known(name, role, source, confidence) for name in names)
@@ -120,7 +122,9 @@ class Lexicon:
     def strange(self, text: str) -> list[str]:
         """The words of `text` that the tokenizer does not know."""
         encoded = self.tokenizer.backend.encode(text, add_special_tokens=False)
-        pieces = [text[a:b] for token, (a, b) in zip(encoded.ids, encoded.offsets, strict=True) if token == self.unk]
+        pieces = [
+            text[a:b] for token, (a, b) in zip(encoded.ids, encoded.offsets, strict=True) if token == self.unk
+        ]
         return list(dict.fromkeys(pieces))
 
     def id(self, text: str) -> int | None:
@@ -187,7 +191,14 @@ class Behaviour:
             return ()
         one = lambda texts: texts[0] if len(texts) == 1 else list(texts)  # noqa: E731
         return tuple(
-            {"clean": r.clean, "corrupt": r.corrupt, "answer": one(r.answers), "foil": one(r.foils), "metric": self.metric, "part": r.part}
+            {
+                "clean": r.clean,
+                "corrupt": r.corrupt,
+                "answer": one(r.answers),
+                "foil": one(r.foils),
+                "metric": self.metric,
+                "part": r.part,
+            }
             for r in self.source
         )
 
@@ -196,7 +207,9 @@ class Behaviour:
         """Whether there are enough validation and test pairs to ask that f holds on fresh ones: ten of each."""
         if not isinstance(self.source, tuple):
             return True
-        return all(sum(row.belongs_to(part) for row in self.source) >= ENOUGH for part in ("validation", "test"))
+        return all(
+            sum(row.belongs_to(part) for row in self.source) >= ENOUGH for part in ("validation", "test")
+        )
 
     def problems(self, tokenizer: Tokenizer, n_ctx: int | None = None) -> list[str]:
         """What is wrong with rows that somebody wrote, line by line, for this tokenizer."""
@@ -224,9 +237,13 @@ class Behaviour:
         rng = Random(f"{self.name} {seed}")
         lexicon = Lexicon(tokenizer)
         try:
-            pairs = (self._written if isinstance(self.source, tuple) else self._drawn)(lexicon, rng, part, n_ctx, n)
+            pairs = (self._written if isinstance(self.source, tuple) else self._drawn)(
+                lexicon, rng, part, n_ctx, n
+            )
         except Unbuildable as reason:
-            raise MechRLError(f"behaviour {self.name!r} cannot be built for this tokenizer: {reason}") from None
+            raise MechRLError(
+                f"behaviour {self.name!r} cannot be built for this tokenizer: {reason}"
+            ) from None
         return Pairs(*zip(*pairs, strict=True))
 
     def _drawn(self, lexicon: Lexicon, rng: Random, part: Part, n_ctx: int | None, n: int) -> list[_Encoded]:
@@ -240,7 +257,11 @@ class Behaviour:
                 fruitless += 1
                 row = self.source(lexicon, rng)
                 texts = (row.clean, row.corrupt)
-                if texts in pairs or (row.clean in clean_seen and not repeat_clean) or not row.belongs_to(part):
+                if (
+                    texts in pairs
+                    or (row.clean in clean_seen and not repeat_clean)
+                    or not row.belongs_to(part)
+                ):
                     continue
                 encoded = _encode(row, lexicon, n_ctx)
                 if isinstance(encoded, str):
@@ -250,10 +271,14 @@ class Behaviour:
                 clean_seen.add(row.clean)
                 fruitless = 0
         if not pairs:
-            raise Unbuildable(problems.most_common(1)[0][0] if problems else f"the template has no {part} pairs")
+            raise Unbuildable(
+                problems.most_common(1)[0][0] if problems else f"the template has no {part} pairs"
+            )
         return list(pairs.values())
 
-    def _written(self, lexicon: Lexicon, rng: Random, part: Part, n_ctx: int | None, n: int) -> list[_Encoded]:
+    def _written(
+        self, lexicon: Lexicon, rng: Random, part: Part, n_ctx: int | None, n: int
+    ) -> list[_Encoded]:
         assert isinstance(self.source, tuple)
         mine: list[_Encoded] = []
         for row in self.source:  # all rows are checked, whatever part was asked for: a broken file is broken
@@ -281,7 +306,9 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     """The columns of `Pairs` for one row, or what is wrong with it."""
     tokenizer = lexicon.tokenizer
     clean, corrupt = tokenizer.prompt(row.clean), tokenizer.prompt(row.corrupt)
-    if not lexicon.known(clean) or not lexicon.known(corrupt):  # before anything else: all unknown words look alike
+    if not lexicon.known(clean) or not lexicon.known(
+        corrupt
+    ):  # before anything else: all unknown words look alike
         words = ", ".join(repr(word) for word in lexicon.strange(f"{row.clean} {row.corrupt}")[:3])
         return f"the prompt has words that the tokenizer does not know: {words}"
     if clean == corrupt:
@@ -348,5 +375,7 @@ def _gather(values: Tensor, ids: tuple[_Ids, ...]) -> tuple[Tensor, Tensor]:
     """[..., B, V] values of each pair's ids, [..., B, K], and which of the K are not padding, [B, K]."""
     width = max(len(row) for row in ids)
     index = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in ids], device=values.device)
-    real = torch.arange(width, device=values.device) < torch.tensor([[len(row)] for row in ids], device=values.device)
+    real = torch.arange(width, device=values.device) < torch.tensor(
+        [[len(row)] for row in ids], device=values.device
+    )
     return values.gather(-1, index.expand(*values.shape[:-1], width)), real

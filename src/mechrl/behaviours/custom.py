@@ -27,7 +27,11 @@ SUFFIXES = (".jsonl", ".csv")
 FIELDS = ("clean", "corrupt", "answer", "foil")
 # Half of the rows are for discovery; even a file of four has some of each part, and one of two has a test pair.
 _DEAL: tuple[Part, ...] = ("discovery", "test", "discovery", "validation")
-_AT_LEAST: dict[Part, float] = {"discovery": 0.25, "test": 0.125, "validation": 0.125}  # half of what each should have
+_AT_LEAST: dict[Part, float] = {
+    "discovery": 0.25,
+    "test": 0.125,
+    "validation": 0.125,
+}  # half of what each should have
 
 
 def load_behaviour(path: str | Path) -> Behaviour:
@@ -59,7 +63,10 @@ def _from_jsonl(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as exc:  # beside a syntax error: a number too long, lists nested too deeply
+        except (
+            ValueError,
+            RecursionError,
+        ) as exc:  # beside a syntax error: a number too long, lists nested too deeply
             raise MechRLError(f"{where}: not JSON: {getattr(exc, 'msg', exc)}") from None
         if not isinstance(row, dict):
             raise MechRLError(f"{where}: a JSON object with {', '.join(FIELDS)} is expected")
@@ -74,7 +81,9 @@ def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record:
-                raise MechRLError(f"{where}: more values than fields in the header; quote a text that has a comma")
+                raise MechRLError(
+                    f"{where}: more values than fields in the header; quote a text that has a comma"
+                )
             row: dict[str, object] = {field: value for field, value in record.items() if value}
             for field in ("answer", "foil"):
                 if field in row:
@@ -103,7 +112,9 @@ def read_rows(
             raise MechRLError(f"{where}: either every row has a 'part' or none")
         metrics.append(_one_of(METRICS, where, "metric", fields.get("metric") or metric))
         if metrics[-1] != metrics[0]:
-            raise MechRLError(f"{where}: another metric ({metrics[-1]}) than in {read[0].where} ({metrics[0]})")
+            raise MechRLError(
+                f"{where}: another metric ({metrics[-1]}) than in {read[0].where} ({metrics[0]})"
+            )
     return (tuple(read) if read[0].part else _deal(read)), metrics[0]
 
 
@@ -164,6 +175,10 @@ def recurring(rows: Sequence[Row]) -> int:
 def _deal_groups(rows: Sequence[Row], original: Sequence[Row] | None = None) -> tuple[Row, ...]:
     """Rows that share a prompt go together; `original`: what to hand back instead of them."""
     group = together((row.clean, row.corrupt) for row in rows)
-    groups = sorted({group[row.clean] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    groups = sorted(
+        {group[row.clean] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest()
+    )
     parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    return tuple(replace(kept, part=parts[group[row.clean]]) for row, kept in zip(rows, original or rows, strict=True))
+    return tuple(
+        replace(kept, part=parts[group[row.clean]]) for row, kept in zip(rows, original or rows, strict=True)
+    )

@@ -35,9 +35,16 @@ def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:
             end = f"{rng.choice(CENTURIES)}{rng.randrange(10)}"[: 4 - digits]
             start = rng.choice(STARTS[digits])
             if lexicon.continues(f" {end}", start):
-                clean, corrupt = (frame.format(noun=noun, start=end + s, end=end) for s in (start, CORRUPT[digits]))
-                later, earlier = tuple(e for e in endings if e > start), tuple(e for e in endings if e <= start)
-                return Row(clean, corrupt, later, earlier, keys=(clean,))  # corrupted prompts are too few to be divided
+                clean, corrupt = (
+                    frame.format(noun=noun, start=end + s, end=end) for s in (start, CORRUPT[digits])
+                )
+                later, earlier = (
+                    tuple(e for e in endings if e > start),
+                    tuple(e for e in endings if e <= start),
+                )
+                return Row(
+                    clean, corrupt, later, earlier, keys=(clean,)
+                )  # corrupted prompts are too few to be divided
     raise Unbuildable("it ends years in neither a two-digit nor a one-digit token")
 
 

@@ -49,7 +49,9 @@ BEHAVIOURS = (
     _relation("comparative", "comparative", "compares: 'fast ->' → faster", w.COMPARATIVE),
     _relation("superlative", "comparative", "compares with all: 'fast ->' → fastest", w.SUPERLATIVE),
     _relation("past-tense", "past-tense", "puts a verb into the past: 'go ->' → went", w.PAST_TENSE),
-    _relation("past-participle", "past-tense", "forms the past participle: 'write ->' → written", w.PAST_PARTICIPLE),
+    _relation(
+        "past-participle", "past-tense", "forms the past participle: 'write ->' → written", w.PAST_PARTICIPLE
+    ),
     _relation("base-form", "past-tense", "takes a verb back from the past: 'went ->' → go", w.BASE_FORM),
     _relation("participle", "participle", "forms the present participle: 'run ->' → running", w.PARTICIPLE),
     _relation("third-person", "third-person", "forms the third person: 'go ->' → goes", w.THIRD_PERSON),
@@ -57,24 +59,61 @@ BEHAVIOURS = (
     _relation("singular", "plural", "forms the singular: 'children ->' → child", w.SINGULAR),
     _relation("agent-noun", "agent-noun", "names who does it: 'teach ->' → teacher", w.AGENT_NOUN),
     _relation("adverb", "adverb", "makes an adjective an adverb: 'quick ->' → quickly", w.ADVERB),
-    _relation("negative-prefix", "negative-prefix", "negates by a prefix: 'happy ->' → unhappy", w.NEGATIVE_PREFIX),
+    _relation(
+        "negative-prefix", "negative-prefix", "negates by a prefix: 'happy ->' → unhappy", w.NEGATIVE_PREFIX
+    ),
     _relation("verb-noun", "verb-noun", "makes a verb a noun: 'decide ->' → decision", w.VERB_NOUN),
-    _relation("adjective-noun", "adjective-noun", "makes an adjective a noun: 'dark ->' → darkness", w.ADJECTIVE_NOUN),
+    _relation(
+        "adjective-noun",
+        "adjective-noun",
+        "makes an adjective a noun: 'dark ->' → darkness",
+        w.ADJECTIVE_NOUN,
+    ),
     _relation("opposite", "opposite", "gives the opposite: 'hot ->' → cold", w.OPPOSITE),
     _relation("male-female", "male-female", "gives the female: 'king ->' → queen", w.MALE_FEMALE),
     _relation("category", "category", "says what kind of thing it is: 'rose ->' → flower", w.CATEGORY),
     _relation("workplace", "workplace", "says where somebody works: 'teacher ->' → school", w.WORKPLACE),
-    _relation("country-language", "country-language", "gives a country's language: 'Brazil ->' → Portuguese", w.COUNTRY_LANGUAGE),
-    _relation("demonym", "country-language", "gives a country's adjective: 'Brazil ->' → Brazilian", w.DEMONYM),
-    _relation("country-continent", "country-continent", "gives a country's continent: 'Kenya ->' → Africa", w.COUNTRY_CONTINENT),
-    _relation("city-country", "city-country", "gives the country of a city that is no capital: 'Milan ->' → Italy", w.CITY_COUNTRY),
-    _relation("product-company", "product-company", "says who makes it: 'Windows ->' → Microsoft", w.PRODUCT_COMPANY),
-    _relation("element-symbol", "element-symbol", "gives an element's symbol: 'iron ->' → Fe", w.ELEMENT_SYMBOL),
-    _relation("state-abbreviation", "state-abbreviation", "abbreviates a state: 'Texas ->' → TX", w.STATE_ABBREVIATION),
+    _relation(
+        "country-language",
+        "country-language",
+        "gives a country's language: 'Brazil ->' → Portuguese",
+        w.COUNTRY_LANGUAGE,
+    ),
+    _relation(
+        "demonym", "country-language", "gives a country's adjective: 'Brazil ->' → Brazilian", w.DEMONYM
+    ),
+    _relation(
+        "country-continent",
+        "country-continent",
+        "gives a country's continent: 'Kenya ->' → Africa",
+        w.COUNTRY_CONTINENT,
+    ),
+    _relation(
+        "city-country",
+        "city-country",
+        "gives the country of a city that is no capital: 'Milan ->' → Italy",
+        w.CITY_COUNTRY,
+    ),
+    _relation(
+        "product-company", "product-company", "says who makes it: 'Windows ->' → Microsoft", w.PRODUCT_COMPANY
+    ),
+    _relation(
+        "element-symbol", "element-symbol", "gives an element's symbol: 'iron ->' → Fe", w.ELEMENT_SYMBOL
+    ),
+    _relation(
+        "state-abbreviation",
+        "state-abbreviation",
+        "abbreviates a state: 'Texas ->' → TX",
+        w.STATE_ABBREVIATION,
+    ),
     _relation("month-successor", "successor", "gives the next month: 'May ->' → June", w.MONTH_SUCCESSOR),
-    _relation("number-successor", "successor", "gives the next number: 'three ->' → four", w.NUMBER_SUCCESSOR),
+    _relation(
+        "number-successor", "successor", "gives the next number: 'three ->' → four", w.NUMBER_SUCCESSOR
+    ),
     _relation("letter-successor", "successor", "gives the next letter: 'C ->' → D", w.LETTER_SUCCESSOR),
-    _relation("abbreviation", "abbreviation", "abbreviates a day or month: 'March ->' → Mar", w.MONTH_ABBREVIATION),
+    _relation(
+        "abbreviation", "abbreviation", "abbreviates a day or month: 'March ->' → Mar", w.MONTH_ABBREVIATION
+    ),
     _relation("capitalise", "capitalise", "capitalises a word: 'apple ->' → Apple", w.CAPITALISE),
     _relation("lowercase", "capitalise", "takes a capital away: 'Apple ->' → apple", w.LOWERCASE),
     _relation("uppercase", "capitalise", "puts a word in capitals: 'the ->' → THE", w.UPPERCASE),

@@ -12,7 +12,9 @@ def draw(lexicon: Lexicon, rng: Random) -> Row:
     singulars = set(lexicon.single(tuple(SUBJECTS), "singular subjects"))
     plurals = set(lexicon.single(tuple(SUBJECTS.values()), "plural subjects"))
     singular, plural = rng.choice([(s, p) for s, p in SUBJECTS.items() if s in singulars and p in plurals])
-    frame = f"The {{}} {rng.choice(PREPOSITIONS)} the {rng.choice(lexicon.single(ATTRACTORS, 'plural nouns'))}"
+    frame = (
+        f"The {{}} {rng.choice(PREPOSITIONS)} the {rng.choice(lexicon.single(ATTRACTORS, 'plural nouns'))}"
+    )
     (subject, answer), (other, foil) = rng.sample(((singular, " is"), (plural, " are")), 2)
     return Row(frame.format(subject), frame.format(other), (answer,), (foil,))
 

@@ -24,7 +24,9 @@ from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Spec
 
 _LARGEST = 64.0  # what the largest gradient of an MLP's output becomes before it is rounded to float16
-_SMALLEST = 1e-30  # gradients may all be 0, of an MLP that feeds cut edges alone; the scale must be finite even then
+_SMALLEST = (
+    1e-30  # gradients may all be 0, of an MLP that feeds cut edges alone; the scale must be finite even then
+)
 
 
 class FusedGradient(FusedRun):
@@ -56,10 +58,14 @@ class FusedGradient(FusedRun):
         circuit = np.arange(plan.n_circuits)
         group = plan.row_of[:, 0]
         n_inputs = int(self.full_begin[group.max(initial=0) + 1])
-        owner = np.concatenate([np.zeros(0, dtype=np.int64), *(np.repeat(p.owner, np.diff(p.start)) for p in self.pools)])
+        owner = np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(np.repeat(p.owner, np.diff(p.start)) for p in self.pools)]
+        )
         self._row_of_edge = ship([np.where(self.codes < 2 * n_inputs, -1 - owner, self.codes)])
         self._inputs = make_jobs(ground, group, False, [circuit, self.code(group, False)], ship)
-        self._of_stage = [_Rows(self, stage, s, ship) for stage, s in zip(self.stages, plan.stages, strict=True)]
+        self._of_stage = [
+            _Rows(self, stage, s, ship) for stage, s in zip(self.stages, plan.stages, strict=True)
+        ]
         self._rows = ship([-1 - circuit, *(rows.code for rows in self._of_stage)])
 
     def _streams_of_edges(self) -> np.ndarray:
@@ -116,7 +122,11 @@ class FusedGradient(FusedRun):
                 first_row -= rows.jobs.n
                 of_rows = self.flat.new_empty(rows.jobs.n_tokens, self.flat.shape[1])
                 kernels_backward.gather(rows.jobs, first_row, *common, of_rows)
-                grad = self._mlp_back(stage, of_rows) if stage.kind == "mlp" else self._attention_back(stage, rows, of_rows)
+                grad = (
+                    self._mlp_back(stage, of_rows)
+                    if stage.kind == "mlp"
+                    else self._attention_back(stage, rows, of_rows)
+                )
             kernels_backward.norm_backward(self.streams[part], self.scale[part], grad, ground.model.spec)
         kernels_backward.gather(self._inputs, 0, *common, None)
         return torch.empty_like(self.weight).index_copy_(0, self._order, per_token.sum(1))
@@ -131,7 +141,9 @@ class FusedGradient(FusedRun):
     def _attention_back(self, stage: StageOnDevice, rows: _Rows, grad: Tensor) -> Tensor:
         ground, spec = self.ground, self.ground.model.spec
         output, reading = ground.transposed[stage.layer]
-        grad_z = kernels.project(rows.jobs, grad, output, None, grad.new_empty(len(grad), spec.d_head), ground.tf32)
+        grad_z = kernels.project(
+            rows.jobs, grad, output, None, grad.new_empty(len(grad), spec.d_head), ground.tf32
+        )
         grad_read = kernels_backward.attend_backward(
             rows.jobs,
             rows.clusters,
@@ -147,7 +159,9 @@ class FusedGradient(FusedRun):
             scale=ground.attention[stage.layer].scale,
             tf32=ground.tf32,
         )
-        return kernels.project(stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), ground.tf32)
+        return kernels.project(
+            stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), ground.tf32
+        )
 
 
 def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -159,11 +173,15 @@ def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarr
         unique = np.unique(circuit[chosen] * graph.n_receivers + what[chosen])
         return np.bincount(unique // graph.n_receivers, minlength=len(masks))
 
-    is_mlp = (receiver % graph.receivers_per_layer == graph.receivers_per_layer - 1) & (receiver != graph.logits)
+    is_mlp = (receiver % graph.receivers_per_layer == graph.receivers_per_layer - 1) & (
+        receiver != graph.logits
+    )
     rows, streams, mlps = distinct(source) + 1, distinct(receiver), distinct(receiver, is_mlp)
     one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
     of_mlps = mlps * (5 * spec.d_mlp + spec.d_model)
-    return 4 * (rows * spec.d_model + streams * (spec.d_model + spec.d_head) + masks.sum(1) + of_mlps + one_stage)
+    return 4 * (
+        rows * spec.d_model + streams * (spec.d_model + spec.d_head) + masks.sum(1) + of_mlps + one_stage
+    )
 
 
 class _Rows:

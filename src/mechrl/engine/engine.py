@@ -33,7 +33,9 @@ from mechrl.models.base import Model
 
 PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
 _BACKWARD_PASSES = 2
-_CIRCUITS_PER_CHUNK = 512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
+_CIRCUITS_PER_CHUNK = (
+    512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
+)
 Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 
@@ -77,7 +79,13 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, pairs: HasTokens, *, memory_bytes: int | None = None, tf32: bool = False, half: bool = False
+        self,
+        model: Model,
+        pairs: HasTokens,
+        *,
+        memory_bytes: int | None = None,
+        tf32: bool = False,
+        half: bool = False,
     ) -> None:
         self.model, self.graph = model, model.graph
         self.tf32, self.half = tf32, half
@@ -134,7 +142,11 @@ class Engine:
         return self._evaluate(masks, edges, lambda logits: logits[:, self.cache.inverse])
 
     def kl(
-        self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None, prefix: Prefix | None = None, stage: int = 0
+        self,
+        masks: np.ndarray | Tensor,
+        edges: np.ndarray | None = None,
+        prefix: Prefix | None = None,
+        stage: int = 0,
     ) -> Tensor:
         """[C, batch] KL(model ‖ circuit) of every pair.
 
@@ -150,7 +162,9 @@ class Engine:
         """
         return 1 - self.kl(masks, edges).mean(-1) / self.kl_cut
 
-    def measure(self, masks: np.ndarray | Tensor, objective: Objective, edges: np.ndarray | None = None) -> Tensor:
+    def measure(
+        self, masks: np.ndarray | Tensor, objective: Objective, edges: np.ndarray | None = None
+    ) -> Tensor:
         """[C, batch] any function of the logits, such as a behaviour's metric."""
         return self._evaluate(masks, edges, lambda logits: objective(logits[:, self.cache.inverse]))
 
@@ -174,7 +188,9 @@ class Engine:
             instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
         groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
         """
-        values = np.atleast_2d(weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights))
+        values = np.atleast_2d(
+            weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
+        )
         edge_set, order = self._edge_set(edges)
         self._check(values.shape, len(edge_set.edges))
         self._charge(len(values), 1 + _BACKWARD_PASSES)
@@ -190,7 +206,10 @@ class Engine:
             elif against_full:
                 plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
                 against = self._whole_model(plan)
-                parts = [self._gradient(plan, values[i : i + 1], objective, against, groups) for i in range(len(values))]
+                parts = [
+                    self._gradient(plan, values[i : i + 1], objective, against, groups)
+                    for i in range(len(values))
+                ]
             else:
                 for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
                     plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
@@ -198,7 +217,9 @@ class Engine:
         result_values, result_grads = zip(*parts, strict=True)
         gradient = torch.cat(result_grads)
         if isinstance(order, np.ndarray):
-            gradient = torch.empty_like(gradient).index_copy_(-1, torch.from_numpy(order).to(gradient.device), gradient)
+            gradient = torch.empty_like(gradient).index_copy_(
+                -1, torch.from_numpy(order).to(gradient.device), gradient
+            )
         return Gradient(torch.cat(result_values), gradient)
 
     # ---- running a plan ---------------------------------------------------------------------------------------------
@@ -211,7 +232,9 @@ class Engine:
         prefix: Prefix | None = None,
         stage: int = 0,
     ) -> Tensor:
-        array = np.atleast_2d(masks.detach().cpu().numpy() if isinstance(masks, Tensor) else np.asarray(masks))
+        array = np.atleast_2d(
+            masks.detach().cpu().numpy() if isinstance(masks, Tensor) else np.asarray(masks)
+        )
         if array.dtype != np.bool_:
             raise MechRLError("masks must be boolean here; real-valued masks go through Engine.gradient")
         edge_set, order = self._edge_set(edges)
@@ -236,15 +259,23 @@ class Engine:
 
     def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: _Given | None) -> Tensor:
         """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
-        parts = [reduce(self.cache.corrupt_logits[None])]  # the place of circuits that are their corrupted selves
+        parts = [
+            reduce(self.cache.corrupt_logits[None])
+        ]  # the place of circuits that are their corrupted selves
         run: FusedRun | _Run = FusedRun(self.ground(), plan) if self.fused else _Run(self, plan, None, given)
         if plan.n_outputs:
             if isinstance(run, FusedRun):
-                inputs = self.cache.input_difference if given is None else given.prefix.rows[: given.n].flatten(0, 1)
+                inputs = (
+                    self.cache.input_difference
+                    if given is None
+                    else given.prefix.rows[: given.n].flatten(0, 1)
+                )
                 final = run.forward(inputs).view(plan.n_outputs, self.cache.n_pairs, -1)
             else:
                 final = run.forward()
-            step = max(1, int(2**31 // (4 * self.cache.corrupt_logits.nbytes)))  # logits of about half a gigabyte
+            step = max(
+                1, int(2**31 // (4 * self.cache.corrupt_logits.nbytes))
+            )  # logits of about half a gigabyte
             parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
         return torch.cat(parts)[run.output]
 
@@ -257,7 +288,12 @@ class Engine:
         return run.store
 
     def _gradient(
-        self, plan: Plan, values: np.ndarray, objective: Objective | None, against: Store | None, groups: int | None
+        self,
+        plan: Plan,
+        values: np.ndarray,
+        objective: Objective | None,
+        against: Store | None,
+        groups: int | None,
     ) -> tuple[Tensor, Tensor]:
         if not plan.n_outputs:
             value, gradient = self._no_gradient(values, objective)
@@ -275,7 +311,9 @@ class Engine:
         """Like `_gradient`, chunk by chunk, through the kernels of a CUDA device."""
         device, inputs = self.model.device, self.cache.input_difference
         whole = np.ones((1, values.shape[1]), dtype=bool)
-        need = np.repeat(self.cache.n_tokens * gradient_bytes(self.model.spec, edge_set.edges, whole), len(values))
+        need = np.repeat(
+            self.cache.n_tokens * gradient_bytes(self.model.spec, edge_set.edges, whole), len(values)
+        )
         against: Tensor | None = None
 
         def of_chunk(chunk: slice) -> tuple[Tensor, Tensor]:
@@ -289,7 +327,9 @@ class Engine:
                 if against_full and against is None:  # the rows of the whole model
                     run.run(inputs, torch.ones_like(weight, device=device))
                     against = run.flat.clone()
-                weight = (weight.pin_memory() if device.type == "cuda" else weight).to(device, non_blocking=True)
+                weight = (weight.pin_memory() if device.type == "cuda" else weight).to(
+                    device, non_blocking=True
+                )
                 final = run.run(inputs, weight).view(run.plan.n_outputs, self.cache.n_pairs, -1)
                 value, grad_final = self._objective(final, objective)
                 of_edges = run.backward(grad_final.flatten(0, 1), against)
@@ -301,7 +341,11 @@ class Engine:
 
     def _gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
         """Methods that follow the gradient ask for the same edges again and again: the last plan is kept, on the device."""
-        if self._last_run is None or self._last_run[0] is not edge_set or self._last_run[1].plan.n_circuits != n_circuits:
+        if (
+            self._last_run is None
+            or self._last_run[0] is not edge_set
+            or self._last_run[1].plan.n_circuits != n_circuits
+        ):
             self._last_run = None  # let go of the old one first
             plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
             self._last_run = edge_set, FusedGradient(self.ground(), plan)
@@ -311,7 +355,9 @@ class Engine:
         """The objective of the corrupted run, then that of normalised last streams [n, B, d]: [1 + n, batch]; the latter's gradients."""
         objective = objective or self.kl_objective
         value, grad = [objective(self.corrupt_logits[None]).detach()], []
-        step = max(1, int(2**28 // self.cache.corrupt_logits.nbytes))  # logits of a quarter of a gigabyte, and copies of them
+        step = max(
+            1, int(2**28 // self.cache.corrupt_logits.nbytes)
+        )  # logits of a quarter of a gigabyte, and copies of them
         for part in final.split(step):
             x = part.detach().requires_grad_()
             with torch.enable_grad():
@@ -363,7 +409,9 @@ class Engine:
 
     def _check(self, shape: tuple[int, ...], n_edges: int) -> None:
         if len(shape) != 2 or shape[1] != n_edges:
-            raise MechRLError(f"a mask has {shape[-1]} entries, the graph or the given edge list has {n_edges}")
+            raise MechRLError(
+                f"a mask has {shape[-1]} entries, the graph or the given edge list has {n_edges}"
+            )
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
@@ -402,7 +450,9 @@ class Engine:
         kept = array.sum(1)
         rows = np.minimum(kept + 1, s.n_sources)
         per_row = self.cache.n_tokens * spec.d_model * self.model.embedding.element_size()
-        per_stage = 2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model  # streams of a layer, an MLP's hidden layer
+        per_stage = (
+            2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
+        )  # streams of a layer, an MLP's hidden layer
         need = (rows * copies + per_stage) * per_row
         # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
         alone = (kept > s.n_edges / 2) & (self.model.device.type == "cpu")
@@ -411,7 +461,9 @@ class Engine:
 
 def share_memory(device: torch.device, processes: int) -> None:
     """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
-    torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)  # the rest is what CUDA itself takes in each
+    torch.cuda.set_per_process_memory_fraction(
+        0.95 / processes, device.index
+    )  # the rest is what CUDA itself takes in each
 
 
 def let_go() -> None:
@@ -427,7 +479,9 @@ def allowed_memory(device: torch.device) -> float:
     return total * torch.cuda.get_per_process_memory_fraction(device.index)
 
 
-def consecutive(need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None) -> Iterator[slice]:
+def consecutive(
+    need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None
+) -> Iterator[slice]:
     """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
     first, total = 0, 0.0
     for i, size in enumerate(need):
@@ -453,7 +507,9 @@ def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator
                 result = run(some)
             except torch.cuda.OutOfMemoryError:
                 if some.stop - some.start == 1:
-                    raise OutOfMemory("one circuit does not fit into the device's memory: use fewer pairs") from None
+                    raise OutOfMemory(
+                        "one circuit does not fit into the device's memory: use fewer pairs"
+                    ) from None
                 middle = (some.start + some.stop) // 2
                 todo += [slice(middle, some.stop), slice(some.start, middle)]
             else:
@@ -473,7 +529,9 @@ class _Given:
 class _Run:
     """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
 
-    def __init__(self, engine: Engine, plan: Plan, weight: np.ndarray | None, given: _Given | None = None) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, weight: np.ndarray | None, given: _Given | None = None
+    ) -> None:
         self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
         like = self.cache.input_difference
         self.store = engine._store(plan, keep=weight is None)
@@ -484,12 +542,17 @@ class _Run:
         # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
         widest = max((len(stage.full) for stage in plan.stages), default=0)
         self._room = engine._streams_room(widest) if weight is None else None
-        self._total, self._n_total = torch.zeros_like(like), 0  # of the rows so far, for circuits that keep everything
+        self._total, self._n_total = (
+            torch.zeros_like(like),
+            0,
+        )  # of the rows so far, for circuits that keep everything
         self._blocks: dict[int, list[Block]] = {}
         with Shipment(plan, like.device) as ship:
             self.output = ship([plan.output + 1])
             attention = [s for s in plan.stages if s.kind == "attention"]
-            self._index = {s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention}
+            self._index = {
+                s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention
+            }
 
     def fill(self) -> None:
         """Computes all rows, stage by stage."""
@@ -511,7 +574,10 @@ class _Run:
         grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, torch.zeros_like(self.store.flat))
         for stage in reversed(self.plan.stages):
             with torch.no_grad():
-                x_full, x_last = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
+                x_full, x_last = (
+                    self._streams(stage.full, stage, False),
+                    self._streams(stage.last, stage, True),
+                )
             x_full.requires_grad_()
             x_last.requires_grad_()
             with torch.enable_grad():
@@ -521,24 +587,38 @@ class _Run:
                 else:
                     outputs, grad_outputs = self._components(stage, *normal), self._slots(stage, grads)
                 some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]
-                grad_x = torch.autograd.grad([o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True)
+                grad_x = torch.autograd.grad(
+                    [o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True
+                )
             with torch.no_grad():
-                for pool, grad, last in ((stage.full, grad_x[0], None), (stage.last, grad_x[1], self.cache.last_token)):
+                for pool, grad, last in (
+                    (stage.full, grad_x[0], None),
+                    (stage.last, grad_x[1], self.cache.last_token),
+                ):
                     for block in self._blocks_of(pool):
                         assert grad is not None
                         some_groups = of_tokens if last is None else of_pairs
-                        of_edges = mix_backward(block, self.store, grads, grad[block.jobs], last, against, some_groups)
+                        of_edges = mix_backward(
+                            block, self.store, grads, grad[block.jobs], last, against, some_groups
+                        )
                         result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
         return result
 
     # ---- one stage --------------------------------------------------------------------------------------------------
 
     def _components(
-        self, stage: Stage, x_full: Tensor, x_last: Tensor, out_full: Tensor | None = None, out_last: Tensor | None = None
+        self,
+        stage: Stage,
+        x_full: Tensor,
+        x_last: Tensor,
+        out_full: Tensor | None = None,
+        out_last: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if stage.kind == "mlp":
             return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
-        return attention_stage(self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last)
+        return attention_stage(
+            self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last
+        )
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -559,7 +639,9 @@ class _Run:
         """[J, tokens, d] the normalised streams of a pool's jobs."""
         return self._streams(pool, stage, last, finish=self.model.normalise_)
 
-    def _streams(self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    def _streams(
+        self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
         """[J, tokens, d] the streams of a pool's jobs."""
         resid = self._resid(stage, last)
         last_token = self.cache.last_token if last else None

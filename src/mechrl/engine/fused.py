@@ -59,22 +59,27 @@ class Ground:
     def transposed(self) -> list[tuple[Tensor, Tensor]]:
         """Per layer W_Oᵀ [H, d, e] and the readers' weights transposed [H + 2 G, e, d], for the way back."""
         layers = zip(self.attention, self.readers, strict=True)
-        return [(a.W_o.transpose(1, 2).contiguous(), weight.transpose(1, 2).contiguous()) for a, (weight, _) in layers]
+        return [
+            (a.W_o.transpose(1, 2).contiguous(), weight.transpose(1, 2).contiguous())
+            for a, (weight, _) in layers
+        ]
 
     @cached_property
     def pair_of_token(self) -> Tensor:
         """[active tokens] which pair of its group a token is the prediction position of, -1 if it is none."""
         pair_of_token = torch.full((self.cache.n_tokens,), -1, device=self.bounds.device)
-        pair_of_token[self.cache.last_token] = torch.from_numpy(np.concatenate([np.arange(n) for n in self.sizes[1]])).to(
-            pair_of_token.device
-        )
+        pair_of_token[self.cache.last_token] = torch.from_numpy(
+            np.concatenate([np.arange(n) for n in self.sizes[1]])
+        ).to(pair_of_token.device)
         return pair_of_token
 
     def room(self, name: str, n: int) -> Tensor:
         """[n, d] that the next run uses again."""
         if name not in self._rooms or len(self._rooms[name]) < n:
             self._rooms.pop(name, None)  # let go of the old one first
-            self._rooms[name] = self.cache.input_difference.new_empty(n, self.model.spec.d_model, dtype=self.dtype)
+            self._rooms[name] = self.cache.input_difference.new_empty(
+                n, self.model.spec.d_model, dtype=self.dtype
+            )
         return self._rooms[name][:n]
 
 
@@ -99,7 +104,10 @@ class FusedRun:
         self.output = ship([plan.output + 1])
         self.place = ship([self.codes])
         first_edge = np.cumsum([0, *(len(pool.slot) for pool in self.pools)]).tolist()
-        self.stages = [StageOnDevice(self, s, first_edge[2 * i], first_edge[2 * i + 1], ship) for i, s in enumerate(plan.stages)]
+        self.stages = [
+            StageOnDevice(self, s, first_edge[2 * i], first_edge[2 * i + 1], ship)
+            for i, s in enumerate(plan.stages)
+        ]
 
     def code(self, slot: np.ndarray, is_last: np.ndarray | bool) -> np.ndarray:
         """2 · (first token of a row in the store), plus 1 for a row of prediction positions."""
@@ -144,7 +152,18 @@ class FusedRun:
             (stage.last, resid_last, ground.cache.last_token, slice(n, None)),
         ):
             to = None if scale is None else scale[part]
-            kernels.mix(jobs, self.flat, self.place, of, last_token, ground.bounds, ground.model.spec, x[part], weight, to)
+            kernels.mix(
+                jobs,
+                self.flat,
+                self.place,
+                of,
+                last_token,
+                ground.bounds,
+                ground.model.spec,
+                x[part],
+                weight,
+                to,
+            )
 
     def _mlp(self, stage: StageOnDevice) -> None:
         """One run of the MLP for both pools: on a GPU the launches count."""
@@ -161,7 +180,10 @@ class FusedRun:
         ground, spec = self.ground, self.ground.model.spec
         weights = ground.attention[stage.layer]
         read = self._read(stage)
-        for heads, at, last in ((stage.heads_full, stage.full_at, False), (stage.heads_last, stage.last_at, True)):
+        for heads, at, last in (
+            (stage.heads_full, stage.full_at, False),
+            (stage.heads_last, stage.last_at, True),
+        ):
             z = kernels.attend(
                 heads,
                 stage.full,
@@ -194,17 +216,25 @@ Ship = Callable[[list[np.ndarray]], Tensor]
 class StageOnDevice:
     """A stage's jobs and heads."""
 
-    def __init__(self, run: FusedRun, stage: Stage, first_edge: int, first_last_edge: int, ship: Ship) -> None:
+    def __init__(
+        self, run: FusedRun, stage: Stage, first_edge: int, first_last_edge: int, ship: Ship
+    ) -> None:
         ground = run.ground
         self.kind, self.layer = stage.kind, stage.layer
-        self.full = make_jobs(ground, stage.full.group, False, [stage.full.receiver, stage.full.start + first_edge], ship)
-        self.last = make_jobs(ground, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], ship)
+        self.full = make_jobs(
+            ground, stage.full.group, False, [stage.full.receiver, stage.full.start + first_edge], ship
+        )
+        self.last = make_jobs(
+            ground, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], ship
+        )
         self.n_tokens = self.full.n_tokens + self.last.n_tokens
         self.full_at = int(run.full_begin[stage.first_full_slot])  # where the rows of this stage go
         self.last_at = run.n_full + int(run.last_begin[stage.first_last_slot])
         if self.kind == "attention":
             spec = ground.model.spec
-            n_q, n_qk = np.searchsorted(stage.full.receiver, [spec.n_heads, spec.n_heads + spec.n_kv_heads]).tolist()
+            n_q, n_qk = np.searchsorted(
+                stage.full.receiver, [spec.n_heads, spec.n_heads + spec.n_kv_heads]
+            ).tolist()
             self.n_q, self.n_qk = n_q, n_qk
             receiver = np.concatenate([stage.full.receiver, stage.last.receiver])
             self.jobs = both(ground, stage.full.group, stage.last.group, [receiver], ship)
@@ -228,7 +258,9 @@ def both(ground: Ground, full: np.ndarray, last: np.ndarray, rest: list[np.ndarr
     """Jobs, or rows, at all positions followed by those at prediction positions; their groups are `full` and `last`."""
     begin = first_tokens(np.concatenate([ground.sizes[0][full], ground.sizes[1][last]]))
     group = np.concatenate([full, last])
-    return Jobs(len(group), int(begin[-1]), ground.longest[0 if len(full) else 1], ship([begin, group, *rest]))
+    return Jobs(
+        len(group), int(begin[-1]), ground.longest[0 if len(full) else 1], ship([begin, group, *rest])
+    )
 
 
 def first_tokens(sizes: np.ndarray) -> np.ndarray:

@@ -28,7 +28,9 @@ _TOKENS_PER_PROGRAM = 4
 
 
 def available(like: Tensor, n_positions: int) -> bool:
-    return triton is not None and like.is_cuda and like.dtype == torch.float32 and n_positions <= MAX_POSITIONS
+    return (
+        triton is not None and like.is_cuda and like.dtype == torch.float32 and n_positions <= MAX_POSITIONS
+    )
 
 
 def readers(attention: Attention) -> tuple[Tensor, Tensor]:
@@ -100,7 +102,16 @@ def subtract(jobs: Jobs, x: Tensor, corrupted: Tensor, bounds: Tensor, out: Tens
     d, block_t = x.shape[1], 8
     if jobs.n:
         _subtract_kernel[(jobs.n, triton.cdiv(jobs.longest, block_t))](
-            x, corrupted, out, jobs.record, bounds, jobs.n, d=d, block_t=block_t, block_d=triton.next_power_of_2(d), num_warps=4
+            x,
+            corrupted,
+            out,
+            jobs.record,
+            bounds,
+            jobs.n,
+            d=d,
+            block_t=block_t,
+            block_d=triton.next_power_of_2(d),
+            num_warps=4,
         )
 
 
@@ -306,7 +317,9 @@ if triton is not None:
             k = first + tl.arange(0, block_k)
             left = tl.load(x + at * a + k[None, :], mask=inside & (k < a)[None, :], other=0.0)
             right = tl.load(
-                weight + (h * a + k[:, None]) * b + column[None, :], mask=(k < a)[:, None] & (column < b)[None, :], other=0.0
+                weight + (h * a + k[:, None]) * b + column[None, :],
+                mask=(k < a)[:, None] & (column < b)[None, :],
+                other=0.0,
             )
             total += tl.dot(left, right, input_precision=precision)
         if has_bias:
@@ -324,7 +337,10 @@ if triton is not None:
             left, right = left * co - right * si, right * co + left * si
         return left, right
 
-    @triton.jit(do_not_specialize=["n_rows", "n_q"], do_not_specialize_on_alignment=["begin", "last_begin", "row_begin"])
+    @triton.jit(
+        do_not_specialize=["n_rows", "n_q"],
+        do_not_specialize_on_alignment=["begin", "last_begin", "row_begin"],
+    )
     def _attend_kernel(
         inputs,  # [tokens, e] q, k and v of the full pool's jobs, not yet rotated
         last_inputs,  # [pairs, e] q of the last pool's jobs
@@ -365,7 +381,11 @@ if triton is not None:
         of_row = row_begin + 2 * n_rows + 1 + row
         h = tl.load(of_row)
         qj, kj, vj = tl.load(of_row + n_rows), tl.load(of_row + 2 * n_rows), tl.load(of_row + 3 * n_rows)
-        first, length, start = tl.load(layout + 3 * pair), tl.load(layout + 3 * pair + 1), tl.load(layout + 3 * pair + 2)
+        first, length, start = (
+            tl.load(layout + 3 * pair),
+            tl.load(layout + 3 * pair + 1),
+            tl.load(layout + 3 * pair + 2),
+        )
         t = tl.arange(0, block_t)
         c = tl.arange(0, block_h)[None, :]
         e: tl.constexpr = 2 * half
@@ -380,14 +400,20 @@ if triton is not None:
         k_left = tl.load(corrupted_k + in_kv * e + c, mask=ok, other=0.0)
         k_right = tl.load(corrupted_k + in_kv * e + half + c, mask=ok, other=0.0)
         if kj >= 0:
-            left, right = _rotated(inputs, cos, sin, tl.load(begin + kj) + own, token, c, ok_active, half, rotary)
+            left, right = _rotated(
+                inputs, cos, sin, tl.load(begin + kj) + own, token, c, ok_active, half, rotary
+            )
             k_left, k_right = tl.where(active, left, k_left), tl.where(active, right, k_right)
         v_left = tl.load(corrupted_v + in_kv * e + c, mask=ok, other=0.0)
         v_right = tl.load(corrupted_v + in_kv * e + half + c, mask=ok, other=0.0)
         if vj >= 0:
             at_v = (tl.load(begin + vj) + own) * e
-            v_left = tl.where(active, tl.load(inputs + at_v + c, mask=ok_active, other=0.0).to(tl.float32), v_left)
-            v_right = tl.where(active, tl.load(inputs + at_v + half + c, mask=ok_active, other=0.0).to(tl.float32), v_right)
+            v_left = tl.where(
+                active, tl.load(inputs + at_v + c, mask=ok_active, other=0.0).to(tl.float32), v_left
+            )
+            v_right = tl.where(
+                active, tl.load(inputs + at_v + half + c, mask=ok_active, other=0.0).to(tl.float32), v_right
+            )
 
         if last:
             here = start + length - 1 - first  # the prediction position's token
@@ -402,14 +428,20 @@ if triton is not None:
                 at_full = tl.load(begin + qj) - first_token + token_last
                 q_left, q_right = _rotated(inputs, cos, sin, at_full, token_last, c, inside, half, rotary)
             else:
-                at_last = tl.load(last_begin + qj - n_q) + pair - first_pair + tl.zeros((1, 1), dtype=tl.int64)
-                q_left, q_right = _rotated(last_inputs, cos, sin, at_last, token_last, c, inside, half, rotary)
+                at_last = (
+                    tl.load(last_begin + qj - n_q) + pair - first_pair + tl.zeros((1, 1), dtype=tl.int64)
+                )
+                q_left, q_right = _rotated(
+                    last_inputs, cos, sin, at_last, token_last, c, inside, half, rotary
+                )
             score = (tl.sum(k_left * q_left, 1) + tl.sum(k_right * q_right, 1)) * scale
             score = tl.where(t < length, score, float("-inf"))
             p = tl.exp(score - tl.max(score, 0))
             p = (p / tl.sum(p, 0))[:, None]
             z_left = tl.sum(p * v_left, 0)[None, :] - tl.load(corrupted_z + at_z + c, mask=inside, other=0.0)
-            z_right = tl.sum(p * v_right, 0)[None, :] - tl.load(corrupted_z + at_z + half + c, mask=inside, other=0.0)
+            z_right = tl.sum(p * v_right, 0)[None, :] - tl.load(
+                corrupted_z + at_z + half + c, mask=inside, other=0.0
+            )
             at_out = (row_at + pair - first_pair) * e
             tl.store(out + at_out + c, z_left, mask=inside)
             tl.store(out + at_out + half + c, z_right, mask=inside)
@@ -419,7 +451,9 @@ if triton is not None:
                 q_left = tl.load(corrupted_q + at_q + c, mask=ok_active, other=0.0)
                 q_right = tl.load(corrupted_q + at_q + half + c, mask=ok_active, other=0.0)
             else:
-                q_left, q_right = _rotated(inputs, cos, sin, tl.load(begin + qj) + own, token, c, ok_active, half, rotary)
+                q_left, q_right = _rotated(
+                    inputs, cos, sin, tl.load(begin + qj) + own, token, c, ok_active, half, rotary
+                )
             score = tl.dot(q_left, tl.trans(k_left), input_precision=precision)
             score += tl.dot(q_right, tl.trans(k_right), input_precision=precision)
             visible = (t[:, None] >= t[None, :]) & (t < length)[None, :]
@@ -427,7 +461,9 @@ if triton is not None:
             p = tl.exp(score - tl.max(score, 1)[:, None])
             p = p / tl.sum(p, 1)[:, None]
             at_z = (h * n_tokens + token) * e
-            z_left = tl.dot(p, v_left, input_precision=precision) - tl.load(corrupted_z + at_z + c, mask=ok_active, other=0.0)
+            z_left = tl.dot(p, v_left, input_precision=precision) - tl.load(
+                corrupted_z + at_z + c, mask=ok_active, other=0.0
+            )
             z_right = tl.dot(p, v_right, input_precision=precision)
             z_right -= tl.load(corrupted_z + at_z + half + c, mask=ok_active, other=0.0)
             at_out = (row_at + own) * e

@@ -181,7 +181,9 @@ if triton is not None:
         for e in range(tl.load(start + first_row + row), tl.load(end + first_row + row)):
             reader = tl.load(stream + e)
             place = tl.where(reader % 2 == 1, pair, token)
-            grad = tl.load(streams + (reader // 2 + place) * d + column, mask=inside & (place >= 0), other=0.0)
+            grad = tl.load(
+                streams + (reader // 2 + place) * d + column, mask=inside & (place >= 0), other=0.0
+            )
             tl.store(per_token + e * width + token, tl.sum(x * grad, 0))
             if sums:
                 total += tl.load(weight + e) * grad
@@ -210,7 +212,9 @@ if triton is not None:
         tl.store(x + at, result * tl.load(scale + token), mask=inside)
 
     @triton.jit
-    def _store_turned_back(base, left, right, cos, sin, at, token, c, inside, half: tl.constexpr, rotary: tl.constexpr):
+    def _store_turned_back(
+        base, left, right, cos, sin, at, token, c, inside, half: tl.constexpr, rotary: tl.constexpr
+    ):
         """The gradient before rotation from both halves of that after it, stored at base + at · 2 half."""
         if rotary:
             co = tl.load(cos + token * half + c, mask=inside, other=0.0)
@@ -219,7 +223,10 @@ if triton is not None:
         tl.store(base + at * (2 * half) + c, left, mask=inside)
         tl.store(base + at * (2 * half) + half + c, right, mask=inside)
 
-    @triton.jit(do_not_specialize=["n_rows", "n_clusters"], do_not_specialize_on_alignment=["begin", "row_begin", "clusters"])
+    @triton.jit(
+        do_not_specialize=["n_rows", "n_clusters"],
+        do_not_specialize_on_alignment=["begin", "row_begin", "clusters"],
+    )
     def _attend_backward_kernel(
         read,  # [tokens, e] q, k and v of the jobs, not yet rotated
         grad_z,  # [tokens of rows, e]
@@ -260,7 +267,11 @@ if triton is not None:
         of_one = row_begin + 2 * n_rows + 1 + one
         kv = tl.load(of_one) // queries
         kj, vj = tl.load(of_one + 3 * n_rows), tl.load(of_one + 4 * n_rows)
-        first, length, start = tl.load(layout + 3 * pair), tl.load(layout + 3 * pair + 1), tl.load(layout + 3 * pair + 2)
+        first, length, start = (
+            tl.load(layout + 3 * pair),
+            tl.load(layout + 3 * pair + 1),
+            tl.load(layout + 3 * pair + 2),
+        )
         t = tl.arange(0, block_t)
         c = tl.arange(0, block_h)[None, :]
         e: tl.constexpr = 2 * half
@@ -283,7 +294,9 @@ if triton is not None:
         if vj >= 0:
             at_v = tl.load(begin + vj) + own
             v_left = tl.where(active, tl.load(read + at_v * e + c, mask=ok_active, other=0.0), v_left)
-            v_right = tl.where(active, tl.load(read + at_v * e + half + c, mask=ok_active, other=0.0), v_right)
+            v_right = tl.where(
+                active, tl.load(read + at_v * e + half + c, mask=ok_active, other=0.0), v_right
+            )
 
         dk_left = tl.zeros((block_t, block_h), dtype=tl.float32)
         dk_right = tl.zeros((block_t, block_h), dtype=tl.float32)
@@ -331,7 +344,9 @@ if triton is not None:
                 if qj >= 0:
                     dq_left = tl.dot(ds, k_left, input_precision=precision)
                     dq_right = tl.dot(ds, k_right, input_precision=precision)
-                    _store_turned_back(out, dq_left, dq_right, cos, sin, at_q, token_q, c, ok_query, half, rotary)
+                    _store_turned_back(
+                        out, dq_left, dq_right, cos, sin, at_q, token_q, c, ok_query, half, rotary
+                    )
         if kj >= 0:
             _store_turned_back(out, dk_left, dk_right, cos, sin, at_k, token, c, ok_active, half, rotary)
         if vj >= 0:

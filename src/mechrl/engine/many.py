@@ -30,11 +30,15 @@ class ManyEngines:
         self.engines, self.edges = list(engines), [np.asarray(e) for e in edges]
         model, caches = engines[0].model, [engine.cache for engine in engines]
         together = all(engine.model is model for engine in engines)
-        self.fused = together and kernels.available(caches[0].input_difference, max(c.n_positions for c in caches))
+        self.fused = together and kernels.available(
+            caches[0].input_difference, max(c.n_positions for c in caches)
+        )
         if self.fused:
             self.edge_set = EdgeSet(model.graph, np.unique(np.concatenate(self.edges)))
             self._columns = [np.searchsorted(self.edge_set.edges, e) for e in self.edges]
-            self._own_column = np.zeros((len(engines), len(self.edge_set.edges)), dtype=np.int64)  # the way back
+            self._own_column = np.zeros(
+                (len(engines), len(self.edge_set.edges)), dtype=np.int64
+            )  # the way back
             for own, columns in zip(self._own_column, self._columns, strict=True):
                 own[columns] = np.arange(len(columns))
             cache = join(caches)
@@ -45,11 +49,19 @@ class ManyEngines:
             self._allowed = allowed_memory(device)
             # f = 1 − Σ_pairs share · KL / KL_cut, where pairs that occur several times in a batch were computed once
             count = torch.bincount(cache.inverse, minlength=cache.n_pairs)
-            n = torch.tensor([engine.n_pairs * engine.kl_cut for engine in engines], dtype=torch.float64, device=device)
-            group = torch.repeat_interleave(torch.arange(len(pairs), device=device), torch.tensor(pairs, device=device))
+            n = torch.tensor(
+                [engine.n_pairs * engine.kl_cut for engine in engines], dtype=torch.float64, device=device
+            )
+            group = torch.repeat_interleave(
+                torch.arange(len(pairs), device=device), torch.tensor(pairs, device=device)
+            )
             self._share = count / n[group]  # [pairs of all groups], float64
-            self._probs = torch.cat([engine.clean_log_probs for engine in engines]).exp()  # [pairs of all groups, V]
-            self._entropy = torch.cat([-(e.clean_log_probs.exp() * e.clean_log_probs).sum(-1) for e in engines])
+            self._probs = torch.cat(
+                [engine.clean_log_probs for engine in engines]
+            ).exp()  # [pairs of all groups, V]
+            self._entropy = torch.cat(
+                [-(e.clean_log_probs.exp() * e.clean_log_probs).sum(-1) for e in engines]
+            )
 
     def faithfulness(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """[C] float64 f of every circuit: masks [C, at least n] bool over the edges of engine `which` [C]."""
@@ -67,10 +79,14 @@ class ManyEngines:
             parts = [part for _, part in found]
         f = torch.cat(parts).cpu().numpy() if parts else np.empty(0)
         if not np.isfinite(f).all():
-            raise MechRLError("an activation is beyond the range of half precision; run this model without it")
+            raise MechRLError(
+                "an activation is beyond the range of half precision; run this model without it"
+            )
         return f
 
-    def mask_gradients(self, which: np.ndarray, masks: np.ndarray, alpha: np.ndarray | Sequence[float]) -> np.ndarray:
+    def mask_gradients(
+        self, which: np.ndarray, masks: np.ndarray, alpha: np.ndarray | Sequence[float]
+    ) -> np.ndarray:
         """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM, for the edges that M keeps.
 
         Zero for the edges that it cuts. With the midpoints (k + ½)/m for `alpha` these are `attribution.integrated_mask_gradients`
@@ -87,7 +103,9 @@ class ManyEngines:
             return result
         array = self._over_all_edges(which, masks, 3 * len(alpha))
         circuit = np.repeat(np.arange(len(which)), len(alpha))
-        weight = np.broadcast_to(np.tile(alpha, len(which)).astype(np.float32)[:, None], (len(circuit), array.shape[1]))
+        weight = np.broadcast_to(
+            np.tile(alpha, len(which)).astype(np.float32)[:, None], (len(circuit), array.shape[1])
+        )
         return self._gradients(which, array, circuit, weight, masks.shape[1]) / len(alpha)
 
     def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -112,12 +130,18 @@ class ManyEngines:
             over_all[i, self._columns[g]] = weights[i, : len(self.edges[g])]
         return self._gradients(which, array, np.arange(len(which)), over_all, weights.shape[1])
 
-    def _gradients(self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int) -> np.ndarray:
+    def _gradients(
+        self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int
+    ) -> np.ndarray:
         """[C, width] minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges], added up."""
-        need = self._ground.sizes[0][which] * gradient_bytes(self._ground.model.spec, self.edge_set.edges, array)
+        need = self._ground.sizes[0][which] * gradient_bytes(
+            self._ground.model.spec, self.edge_set.edges, array
+        )
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
         with torch.no_grad(), self.engines[0]._precision():
-            chunks = consecutive(need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK)
+            chunks = consecutive(
+                need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK
+            )
 
             def run(some: slice) -> tuple[np.ndarray, Tensor]:
                 return self._gradient_chunk(which[circuit[some]], array[circuit[some]], weight[some])
@@ -158,7 +182,9 @@ class ManyEngines:
     def _chunk(self, which: np.ndarray, array: np.ndarray) -> Tensor:
         plan = make_plan(self.edge_set, array, group=which)
         run = FusedRun(self._ground, plan)
-        distance = self._share.new_ones(plan.n_outputs + 1)  # 1 − f; first the circuits that are their corrupted selves
+        distance = self._share.new_ones(
+            plan.n_outputs + 1
+        )  # 1 − f; first the circuits that are their corrupted selves
         if plan.n_outputs:
             final = run.forward(self._inputs(run, which))
             job, pair = self._outputs(plan)
@@ -171,7 +197,9 @@ class ManyEngines:
             distance.index_add_(0, job + 1, torch.cat(kl).double() * self._share[pair])
         return 1 - distance[run.output]
 
-    def _gradient_chunk(self, which: np.ndarray, array: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    def _gradient_chunk(
+        self, which: np.ndarray, array: np.ndarray, weight: np.ndarray
+    ) -> tuple[np.ndarray, Tensor]:
         """∂(KL / KL_cut)/∂w at `weight` [C, edges] of the edges in `array`: entries of the flattened masks, and the gradient of each. All
         others have none."""
         plan = make_plan(self.edge_set, array, share=False, group=which)

@@ -41,7 +41,9 @@ class Block:
     full_slots: Tensor | slice
     last_slots: Tensor | None
     weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
-    sums: list[list[int]] | None  # per stream the full slots that it adds up, where adding is cheaper than a matrix product
+    sums: (
+        list[list[int]] | None
+    )  # per stream the full slots that it adds up, where adding is cheaper than a matrix product
     everything: bool  # one stream, which adds up all rows so far
     job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
     row_place: np.ndarray  # [n] ... on row row_place[e]
@@ -67,7 +69,9 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
         row_key = pool.slot[part] + pool.slot_is_last[part] * (1 << 40)  # full slots sort first
         rows, row_place = np.unique(row_key, return_inverse=True)
         n_full = int(np.searchsorted(rows, 1 << 40))
-        if n_full == len(rows) > (rows[-1] + 1 - rows[0]) / 2:  # most of a run: read it all in place rather than gather
+        if (
+            n_full == len(rows) > (rows[-1] + 1 - rows[0]) / 2
+        ):  # most of a run: read it all in place rather than gather
             row_place, rows = rows[row_place] - rows[0], np.arange(rows[0], rows[-1] + 1)
             n_full = len(rows)
         dense = np.zeros((len(jobs), len(rows)), dtype=np.float64)
@@ -88,7 +92,10 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
                 last_slots=None if n_full == len(rows) else _index(rows[n_full:] - (1 << 40), like),
                 weights=torch.from_numpy(dense).to(like),
                 sums=sums,
-                everything=len(dense) == 1 and rows[0] == 0 and rows[-1] + 1 == len(rows) == n_full and bool((dense == 1).all()),
+                everything=len(dense) == 1
+                and rows[0] == 0
+                and rows[-1] + 1 == len(rows) == n_full
+                and bool((dense == 1).all()),
                 job_place=job_place,
                 row_place=row_place,
                 edge=pool.edge[part],
@@ -111,7 +118,11 @@ def mix(
     """
     tokens, d = resid.shape
     n = len(block.weights)
-    x = resid.new_empty(n, tokens, d) if room is None or len(room) < n * tokens else room[: n * tokens].view(n, tokens, d)
+    x = (
+        resid.new_empty(n, tokens, d)
+        if room is None or len(room) < n * tokens
+        else room[: n * tokens].view(n, tokens, d)
+    )
     if block.sums is not None and last_token is None:
         for stream, (first, *others) in zip(x, block.sums, strict=True):
             torch.add(resid, store.full[first], out=stream)
@@ -171,7 +182,9 @@ def _rows(block: Block, store: Store, last_token: Tensor | None) -> Tensor:
 
 
 def _slots(slots: Tensor | slice, store: Store) -> Tensor:
-    return torch.arange(slots.start, slots.stop, device=store.flat.device) if isinstance(slots, slice) else slots
+    return (
+        torch.arange(slots.start, slots.stop, device=store.flat.device) if isinstance(slots, slice) else slots
+    )
 
 
 def _index(array: np.ndarray, like: Tensor) -> Tensor:

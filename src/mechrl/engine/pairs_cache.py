@@ -95,14 +95,28 @@ def join(caches: Sequence[PairsCache]) -> PairsCache:
         def cat(name: str, axis: int = 0) -> Tensor:
             return torch.cat([getattr(part, name) for part in parts], axis)
 
-        def longer(name: str) -> Tensor:  # [.., B, positions, e] to [.., B, T, e]; what is added is never read
-            return torch.cat([pad(x, (0, 0, 0, T - x.shape[2])) for x in (getattr(part, name) for part in parts)], 1)
+        def longer(
+            name: str,
+        ) -> Tensor:  # [.., B, positions, e] to [.., B, T, e]; what is added is never read
+            return torch.cat(
+                [pad(x, (0, 0, 0, T - x.shape[2])) for x in (getattr(part, name) for part in parts)], 1
+            )
 
         last = LayerLast(
-            *(torch.cat([getattr(part.last, name) for part in parts]) for name in ("resid_attention", "resid_mlp", "mlp"))
+            *(
+                torch.cat([getattr(part.last, name) for part in parts])
+                for name in ("resid_attention", "resid_mlp", "mlp")
+            )
         )
         return LayerCache(
-            cat("resid_attention"), cat("resid_mlp"), longer("q"), longer("k"), longer("v"), cat("z", 1), cat("mlp"), last
+            cat("resid_attention"),
+            cat("resid_mlp"),
+            longer("q"),
+            longer("k"),
+            longer("v"),
+            cat("z", 1),
+            cat("mlp"),
+            last,
         )
 
     def rotary(of: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor] | None:
@@ -110,11 +124,16 @@ def join(caches: Sequence[PairsCache]) -> PairsCache:
         return (torch.cat([cos for cos, _ in some]), torch.cat([sin for _, sin in some])) if some else None
 
     def cat(name: str, shift: np.ndarray | None = None) -> Tensor:
-        return torch.cat([getattr(c, name) + (0 if shift is None else int(shift[i])) for i, c in enumerate(caches)])
+        return torch.cat(
+            [getattr(c, name) + (0 if shift is None else int(shift[i])) for i, c in enumerate(caches)]
+        )
 
-    layout = torch.cat([c.layout + c.layout.new_tensor([0, 0, int(first_token[i])]) for i, c in enumerate(caches)])
+    layout = torch.cat(
+        [c.layout + c.layout.new_tensor([0, 0, int(first_token[i])]) for i, c in enumerate(caches)]
+    )
     place = [
-        c.token_place // c.n_positions * T + c.token_place % c.n_positions + int(first_pair[i]) * T for i, c in enumerate(caches)
+        c.token_place // c.n_positions * T + c.token_place % c.n_positions + int(first_pair[i]) * T
+        for i, c in enumerate(caches)
     ]
     return PairsCache(
         inverse=cat("inverse", first_pair),
@@ -139,7 +158,9 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
     lengths = [len(a) for a, _ in unique]
     B, T = len(unique), max(lengths)
     device = model.device
-    tokens = np.zeros((2, B, T), dtype=np.int64)  # padding is never attended to: it comes after every real token
+    tokens = np.zeros(
+        (2, B, T), dtype=np.int64
+    )  # padding is never attended to: it comes after every real token
     place: list[int] = []
     position: list[int] = []
     last_token: list[int] = []
@@ -160,7 +181,9 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
         clean_final, _ = plain_forward(model, clean_ids, last_place, None)
         corrupt_final, layers = plain_forward(model, corrupt_ids, last_place, token_place)
         embedding = model.embedding
-        difference = embedding[clean_ids.flatten()[token_place]] - embedding[corrupt_ids.flatten()[token_place]]
+        difference = (
+            embedding[clean_ids.flatten()[token_place]] - embedding[corrupt_ids.flatten()[token_place]]
+        )
         return PairsCache(
             inverse=torch.tensor(inverse, device=device),
             n_positions=T,
@@ -178,7 +201,9 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
         )
 
 
-def plain_forward(model: Model, ids: Tensor, last_place: Tensor, keep: Tensor | None) -> tuple[Tensor, list[LayerCache]]:
+def plain_forward(
+    model: Model, ids: Tensor, last_place: Tensor, keep: Tensor | None
+) -> tuple[Tensor, list[LayerCache]]:
     """The unmasked model on ids [B, T]: the last residual stream at `last_place`, and the cache at the places `keep`."""
     B, T = ids.shape
     H, G = model.spec.n_heads, model.spec.n_kv_heads
@@ -210,14 +235,20 @@ def plain_forward(model: Model, ids: Tensor, last_place: Tensor, keep: Tensor | 
         x = x + out
         if keep is not None:
             last = LayerLast(resid_attention[last_place], resid_mlp[last_place], out[last_place])
-            layers.append(LayerCache(resid_attention[keep], resid_mlp[keep], q, k, v, z[:, keep], out[keep], last))
+            layers.append(
+                LayerCache(resid_attention[keep], resid_mlp[keep], q, k, v, z[:, keep], out[keep], last)
+            )
     return x[last_place], layers
 
 
-def _distinct(model: Model, clean: Tokens, corrupt: Tokens) -> tuple[list[tuple[Sequence[int], Sequence[int]]], list[int]]:
+def _distinct(
+    model: Model, clean: Tokens, corrupt: Tokens
+) -> tuple[list[tuple[Sequence[int], Sequence[int]]], list[int]]:
     """The distinct pairs, and for every pair which of them it is; refuses what cannot be run."""
     if not len(clean) or len(clean) != len(corrupt):
-        raise MechRLError(f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}")
+        raise MechRLError(
+            f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}"
+        )
     unique: dict[tuple, int] = {}
     inverse = []
     for i, (a, b) in enumerate(zip(clean, corrupt, strict=True)):
@@ -229,6 +260,8 @@ def _distinct(model: Model, clean: Tokens, corrupt: Tokens) -> tuple[list[tuple[
         if len(a) > model.spec.n_ctx:
             raise MechRLError(f"pair {i}: {len(a)} tokens exceed the model's context of {model.spec.n_ctx}")
         if not all(0 <= t < model.spec.vocab_size for t in a + b):
-            raise MechRLError(f"pair {i}: a token id is outside the model's vocabulary of {model.spec.vocab_size}")
+            raise MechRLError(
+                f"pair {i}: a token id is outside the model's vocabulary of {model.spec.vocab_size}"
+            )
         inverse.append(unique.setdefault((a, b), len(unique)))
     return list(unique), inverse

@@ -71,7 +71,9 @@ class Stage:
 class Plan:
     stages: list[Stage]
     n_circuits: int
-    full_group: np.ndarray  # [full slots] whose pairs every row belongs to; the first slots are the groups' input nodes
+    full_group: (
+        np.ndarray
+    )  # [full slots] whose pairs every row belongs to; the first slots are the groups' input nodes
     last_group: np.ndarray  # [last slots]
     output: np.ndarray  # [C] job of the logits stage, -1 for a circuit that is its corrupted self
     row_of: np.ndarray  # [C, S] row of every source, -1 for a source that is its corrupted self
@@ -138,12 +140,20 @@ def make_plan(
     row_of[:, 0] = of_circuit
     first = len(given) if group is None else int(group.max(initial=0)) + 1
     numbered, row_group, output = _number(edge_set, live, read, share, row_of, of_circuit, first)
-    full = _needed_at_all_positions(edge_set.graph, numbered, len(row_group), len(row_group) if everywhere else first)
+    full = _needed_at_all_positions(
+        edge_set.graph, numbered, len(row_group), len(row_group) if everywhere else first
+    )
     return _lay_out(edge_set.graph, numbered, full, row_group, output, row_of)
 
 
 def _number(
-    edge_set: EdgeSet, live: list[LiveEdges], read: np.ndarray, share: bool, row_of: np.ndarray, group: np.ndarray, n_rows: int
+    edge_set: EdgeSet,
+    live: list[LiveEdges],
+    read: np.ndarray,
+    share: bool,
+    row_of: np.ndarray,
+    group: np.ndarray,
+    n_rows: int,
 ) -> tuple[list[_Numbered], np.ndarray, np.ndarray]:
     """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read. Fills `row_of`; `n_rows` are there already."""
     graph, n_circuits, n_columns = edge_set.graph, len(row_of), len(edge_set.edges)
@@ -169,7 +179,9 @@ def _number(
         job = np.argsort(by_receiver)[inverse]
         end = np.append(begin[1:], len(c))
         owner = key_circuit[first]
-        done = _Numbered(stage, key_place[first], owner, begin[first], end[first], row, edge, n_rows, group[owner])
+        done = _Numbered(
+            stage, key_place[first], owner, begin[first], end[first], row, edge, n_rows, group[owner]
+        )
         numbered.append(done)
 
         if stage.kind == "logits":
@@ -189,7 +201,9 @@ def _number(
             of_circuit, head = np.nonzero(wanted)
             J = len(first) + 1
             code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
-            unique, at, inverse = np.unique(code, return_index=True, return_inverse=True)  # sorted by head, the first digit
+            unique, at, inverse = np.unique(
+                code, return_index=True, return_inverse=True
+            )  # sorted by head, the first digit
             row_group.append(group[of_circuit[at]])
             row_of[of_circuit, first_head + head] = n_rows + inverse
             n_rows += len(unique)
@@ -246,7 +260,9 @@ def _lay_out(
         at_all, at_last = pools
         heads_all, heads_last = heads
         first_last = s.first_row - first_full
-        stages.append(Stage(s.stage.kind, s.stage.layer, at_all, at_last, heads_all, heads_last, first_full, first_last))
+        stages.append(
+            Stage(s.stage.kind, s.stage.layer, at_all, at_last, heads_all, heads_last, first_full, first_last)
+        )
     return Plan(stages, len(output), row_group[full], row_group[~full], output, row_of)
 
 

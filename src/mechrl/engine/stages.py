@@ -88,7 +88,9 @@ def _groups(head: np.ndarray) -> Groups:
     return [(int(h), bounds[i], bounds[i + 1]) for i, h in enumerate(unique)]
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor | None = None) -> Tensor:
+def project(
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor | None = None
+) -> Tensor:
     """x [J, tokens, a] through each job's own head weight [heads, a, b]: [J, tokens, b]; `out` receives it if given."""
     J, tokens, _ = x.shape
     b = weight.shape[2]
@@ -102,7 +104,9 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out:
             else:
                 torch.addmm(bias[head], flat, weight[head], out=target)
         return out
-    pieces = [x[first:end] @ weight[head] + (0 if bias is None else bias[head]) for head, first, end in groups]
+    pieces = [
+        x[first:end] @ weight[head] + (0 if bias is None else bias[head]) for head, first, end in groups
+    ]
     return torch.cat(pieces) if pieces else x.new_empty(J, tokens, b)
 
 
@@ -137,7 +141,9 @@ def attention_stage(
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
-        rows_last = _last_heads(model, layer, cache, corrupted, index, index.last, q_full, x_last, k_all, v_all, out_last)
+        rows_last = _last_heads(
+            model, layer, cache, corrupted, index, index.last, q_full, x_last, k_all, v_all, out_last
+        )
     return rows_full, rows_last
 
 
@@ -161,7 +167,11 @@ def _last_heads(
     q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
     visible = torch.arange(cache.n_positions, device=x_last.device) <= cache.last_position[:, None]  # [B, T]
     z = scaled_dot_product_attention(
-        q_all[heads.q][:, :, None], k_all[heads.k], v_all[heads.v], attn_mask=visible[:, None], scale=weights.scale
+        q_all[heads.q][:, :, None],
+        k_all[heads.k],
+        v_all[heads.v],
+        attn_mask=visible[:, None],
+        scale=weights.scale,
     )[:, :, 0]
     return project(z - corrupted.z[:, cache.last_token][heads.head], weights.W_o, None, heads.groups, out)
 

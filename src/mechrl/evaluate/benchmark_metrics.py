@@ -40,7 +40,13 @@ def benchmark_metrics(engine: Engine, pairs: Pairs, importance: np.ndarray | Cir
             masks[which, i, best_first[: int(fraction * n_edges)]] = True
     whole, empty = np.ones((1, n_edges), dtype=bool), np.zeros((1, n_edges), dtype=bool)
     every = np.concatenate([whole, empty, masks.reshape(-1, n_edges)])
-    m = engine.measure(every, lambda logits: metric_value("logit-difference", logits, pairs)).double().mean(-1).cpu().numpy()
+    m = (
+        engine.measure(every, lambda logits: metric_value("logit-difference", logits, pairs))
+        .double()
+        .mean(-1)
+        .cpu()
+        .numpy()
+    )
     signed, absolute = ((m[2:] - m[1]) / (m[0] - m[1])).reshape(2, -1)
     return BenchmarkMetrics(
         cpr=float(np.trapezoid(signed, FRACTIONS)),

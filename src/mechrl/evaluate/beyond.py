@@ -56,7 +56,11 @@ class Beyond:
         return self.f_test - self.f_top_test
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"gain": self.gain, "gain_pruned": self.gain_pruned, "gain_test": self.gain_test}
+        return asdict(self) | {
+            "gain": self.gain,
+            "gain_pruned": self.gain_pruned,
+            "gain_test": self.gain_test,
+        }
 
 
 def best_with_pruned_size(setting: Setting, scores: np.ndarray, size: int) -> np.ndarray:
@@ -86,7 +90,9 @@ def beyond(circuit: Circuit, setting: Setting, n_random: int = N_RANDOM, seed: i
     test = f_of(setting.test, four)
     # a circuit with edges from elsewhere is no draw from the candidates: all edges then count
     ours = np.isin(kept, setting.candidates).all()
-    population, inside = (K, int(top[setting.candidates].sum())) if ours else (setting.model.graph.n_edges, size)
+    population, inside = (
+        (K, int(top[setting.candidates].sum())) if ours else (setting.model.graph.n_edges, size)
+    )
     return Beyond(
         edges=size,
         candidates=K,

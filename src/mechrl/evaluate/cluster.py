@@ -24,7 +24,9 @@ from mechrl.evaluate.work import Cell, Desk, Place, Worker
 def connect(address: str) -> Any:
     """Ray, at work on the cluster of an address: `auto` for the one that this machine belongs to, `local` for one of its own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is done here is nobody else's business
-    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that is started here: workers are what it is for
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # of a cluster that is started here: workers are what it is for
     try:
         import ray
     except ImportError as exc:
@@ -32,9 +34,13 @@ def connect(address: str) -> Any:
     if not ray.is_initialized():
         try:
             _knock(address)
-            ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(
+                address=address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+            )
         except (OSError, RuntimeError, ValueError) as exc:
-            raise MechRLError(f"no Ray cluster at {address!r}: start one with `ray start --head`, or use --ray local") from exc
+            raise MechRLError(
+                f"no Ray cluster at {address!r}: start one with `ray start --head`, or use --ray local"
+            ) from exc
     return ray
 
 
@@ -93,7 +99,9 @@ class Cluster:
         self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if shared else 0}
 
     def __enter__(self) -> Cluster:
-        self._quiet = redirect_stdout(sys.stderr)  # Ray prints what becomes of its machines; our answers are for programs to read
+        self._quiet = redirect_stdout(
+            sys.stderr
+        )  # Ray prints what becomes of its machines; our answers are for programs to read
         self._quiet.__enter__()
         return self
 
@@ -104,7 +112,11 @@ class Cluster:
     def start(self, cell: Cell, alone: bool = False) -> _Actor:
         place = replace(self.place, jobs=1) if alone else self.place
         needs = self._needs | ({"num_gpus": 1} if alone and self._needs["num_gpus"] else {})
-        actor = self.ray.remote(_Remote).options(max_concurrency=3, max_restarts=0, **needs).remote(place, os.getcwd())
+        actor = (
+            self.ray.remote(_Remote)
+            .options(max_concurrency=3, max_restarts=0, **needs)
+            .remote(place, os.getcwd())
+        )
         return _Actor(cell, actor=actor, doing=actor.do.remote(cell))
 
     def news(self, workers: list[_Actor]) -> list[tuple[_Actor, str, str]]:
@@ -127,7 +139,10 @@ class Cluster:
         try:
             return self.ray.get(worker.doing), ""
         except self.ray.exceptions.RayError as exc:  # its process, its machine, or what it needs to begin
-            return "died", f"was lost to the cluster ({type(exc).__name__}: {str(exc).strip().splitlines()[-1]})"
+            return (
+                "died",
+                f"was lost to the cluster ({type(exc).__name__}: {str(exc).strip().splitlines()[-1]})",
+            )
 
     def give(self, worker: _Actor, cell: Cell | None) -> None:
         if cell is None:

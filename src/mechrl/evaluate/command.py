@@ -22,7 +22,10 @@ def validate_command(
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
     random: Annotated[
-        int, typer.Option(min=20, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Random circuits of each kind.")
+        int,
+        typer.Option(
+            min=20, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Random circuits of each kind."
+        ),
     ] = 20,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -47,7 +50,9 @@ def validate_command(
     except MechRLError as exc:
         raise MechRLError(f"{circuit}: {exc}") from exc
     with working(f"loading {model or found.model}"):
-        loaded = load_model(model or found.model, device=device, revision=found.revision if model is None else None)
+        loaded = load_model(
+            model or found.model, device=device, revision=found.revision if model is None else None
+        )
     found.check_model(loaded)
     with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
         result = validate_and_judge(found, Setting.of(loaded, chosen, found), random, seed, report=live.show)
@@ -99,10 +104,14 @@ def compare_command(
     policy: options.Policy = None,
     rollouts: options.Rollouts = 16,
     iterations: Annotated[
-        int, typer.Option(min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of a policy's adaptation.")
+        int,
+        typer.Option(min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of a policy's adaptation."),
     ] = 80,
     out: Annotated[
-        Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables.")
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables."
+        ),
     ] = Path("runs/compare"),
     jobs: options.Jobs = 1,
     ray: options.Ray = None,
@@ -133,7 +142,9 @@ def compare_command(
     numbers = parse_seeds(seeds)
     chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
-    budget = Budget(tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half)
+    budget = Budget(
+        tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half
+    )
     shop = Workshop(model, out, policy, device, jobs, seconds, ray)
     agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
@@ -181,7 +192,9 @@ def _left(as_json: bool, **nothing: object) -> Iterator[None]:
 def _check_failed(reasons: list[str]) -> None:
     """What did not work is an error, although all the rest is there."""
     if reasons:
-        raise MechRLError(f"{len(reasons)} cells failed, the first one: {reasons[0]}; the same command tries them again")
+        raise MechRLError(
+            f"{len(reasons)} cells failed, the first one: {reasons[0]}; the same command tries them again"
+        )
 
 
 # ---- reproduce ------------------------------------------------------------------------------------------------------
@@ -191,10 +204,15 @@ def _check_failed(reasons: list[str]) -> None:
 def reproduce_command(
     model: options.Model = "toy",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing.")
+        bool,
+        typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing."),
     ] = False,
     out: Annotated[
-        Path, typer.Option(rich_help_panel=options.BASICS, help="Folder for the cells, the tables, the figures and report.html.")
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="Folder for the cells, the tables, the figures and report.html.",
+        ),
     ] = Path("runs/reproduce"),
     policy: Annotated[
         Path | None,
@@ -215,13 +233,17 @@ def reproduce_command(
     behaviours: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=options.BASICS, help="Only these, comma-separated. [default: the paper's]", show_default=False
+            rich_help_panel=options.BASICS,
+            help="Only these, comma-separated. [default: the paper's]",
+            show_default=False,
         ),
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=options.EXPERT, help="Only these at matched f, comma-separated. [default: all]", show_default=False
+            rich_help_panel=options.EXPERT,
+            help="Only these at matched f, comma-separated. [default: all]",
+            show_default=False,
         ),
     ] = None,
     jobs: options.Jobs = 1,
@@ -255,14 +277,18 @@ def reproduce_command(
     from mechrl.rl.tasks import choose_behaviours
 
     if report_only and not (out / "cells").is_dir():
-        raise MechRLError(f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out")
+        raise MechRLError(
+            f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out"
+        )
     plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
     plan = replace(plan, budget=replace(plan.budget, half=half, envs=plan.budget.envs if quick else envs))
     if behaviours is not None:
         plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
         plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
-    shop = Workshop(model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray)
+    shop = Workshop(
+        model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
+    )
     with _left(as_json, report=None), shop:
         gated = shop.gate(",".join(plan.only) or "every")
         agent, training = agent_of(shop, plan, gated)
@@ -272,11 +298,15 @@ def reproduce_command(
         command = shop.command.replace(" --report-only", "")  # it made none of the numbers
         view = View(plan, gated, chosen, cells, shop.place, agent, training, command)
         done, failed, total = view.count()
-        say(f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report")
+        say(
+            f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report"
+        )
         written = write_report(view, out)
     if as_json:
         cells_done = {"done": done, "failed": failed, "total": total}
-        answer_json({"finished": finished, "report": str(written.report), "cells": cells_done, "gist": written.lines})
+        answer_json(
+            {"finished": finished, "report": str(written.report), "cells": cells_done, "gist": written.lines}
+        )
     else:
         answer(written.report)
         for line in written.lines:

@@ -34,7 +34,16 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 POLICIES = ("policy", "policy-greedy", "policy-adapted", "policy-from-scratch")
 METHODS = (*SEARCHES, *POLICIES)
-DEFAULT_METHODS = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise", "policy", "policy-greedy", "policy-adapted")
+DEFAULT_METHODS = (
+    "top-n",
+    "greedy",
+    "acdc",
+    "edge-pruning",
+    "blockwise",
+    "policy",
+    "policy-greedy",
+    "policy-adapted",
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,13 @@ def circuit_cell(
     """model: its name and checksum. search: more of a search's settings."""
     if method not in METHODS:
         raise MechRLError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
-    arguments = model | {"behaviour": behaviour, "method": method, "target": target, "seed": seed, "assess": assess}
+    arguments = model | {
+        "behaviour": behaviour,
+        "method": method,
+        "target": target,
+        "seed": seed,
+        "assess": assess,
+    }
     if method in SEARCHES:
         known = SEARCHES[method] | {"tau": budget.tau, "pairs": budget.pairs, "k": budget.k}
         known |= {"target": "test" if target == "test" else "discovery"}
@@ -107,8 +122,13 @@ def circuit_cell(
             known["thresholds"] = list(budget.thresholds)
         return Cell("circuit", arguments | {"search": known | search})
     if agent is None:
-        raise MechRLError(f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy")
-    iterations = {"policy-adapted": budget.adapt_iterations, "policy-from-scratch": budget.scratch_iterations}.get(method)
+        raise MechRLError(
+            f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy"
+        )
+    iterations = {
+        "policy-adapted": budget.adapt_iterations,
+        "policy-from-scratch": budget.scratch_iterations,
+    }.get(method)
     size = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs}
     ppo = size | agent.ppo if iterations else None
     trained = {
@@ -125,7 +145,11 @@ def circuit_cell(
         "trades": True,  # as by default; said here since cells from before it was are other cells
     }
     # deployments of one adapted policy share its training: they differ in nothing that the training depends on
-    shared = Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name if ppo else ""
+    shared = (
+        Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name
+        if ppo
+        else ""
+    )
     return Cell("circuit", arguments | trained | {"deployment": deployment}, alone=shared)
 
 
@@ -142,7 +166,9 @@ def read_agent(folder: Path, tau: float | None = None) -> Agent:
     # only what is not as always: a setting that comes with a later version must not make other cells of these
     own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
     checksum = file_checksum(folder / "model.safetensors")[:16]
-    return Agent(checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder), settings.reach)
+    return Agent(
+        checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder), settings.reach
+    )
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------

@@ -14,7 +14,12 @@ _ON = {"discovery": "the pairs they were found on", "test": "fresh pairs"}
 
 
 def findings(view: View) -> list[str]:
-    found = [_exhibited(view), *(_matched(view, target) for target in ("discovery", "test")), _overfit(view), _paper(view)]
+    found = [
+        _exhibited(view),
+        *(_matched(view, target) for target in ("discovery", "test")),
+        _overfit(view),
+        _paper(view),
+    ]
     return [sentence for sentence in found if sentence]
 
 
@@ -28,14 +33,19 @@ def _exhibited(view: View) -> str:
 def _matched(view: View, target: str) -> str:
     """Sizes and passes of the methods where all of them are done and reach tau: like with like."""
     methods = [m for m in view.plan.methods if m != "policy-adapted" and _by_case(view, target, m)]
-    by = {method: {c: r for c, r in _by_case(view, target, method).items() if r["reached"]} for method in methods}
+    by = {
+        method: {c: r for c, r in _by_case(view, target, method).items() if r["reached"]}
+        for method in methods
+    }
     by = {method: found for method, found in by.items() if found}
     cases = set.intersection(*(set(found) for found in by.values())) if by else set()
     if len(by) < 2 or not cases:
         return ""
     size = {method: median(found[case]["edges_pruned"] for case in cases) for method, found in by.items()}
     passes = {method: median(found[case]["passes"] for case in cases) for method, found in by.items()}
-    told = ", ".join(f"{NAMES[m]} {size[m]:,.0f} ({passes[m]:,.0f} passes)" for m in sorted(by, key=lambda m: size[m]))
+    told = ", ".join(
+        f"{NAMES[m]} {size[m]:,.0f} ({passes[m]:,.0f} passes)" for m in sorted(by, key=lambda m: size[m])
+    )
     n = f"{len(cases)} case{'s' * (len(cases) > 1)}"
     return (
         f"Circuits with f ≥ {view.plan.budget.tau:g} on {_ON[target]} have, in the median over the {n} that all of these reach, "

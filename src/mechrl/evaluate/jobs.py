@@ -73,7 +73,9 @@ class Hands:
 
 
 def do(hands: Hands, cell: Cell) -> dict[str, Any]:
-    job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit, "collect": _collect}[cell.kind]
+    job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit, "collect": _collect}[
+        cell.kind
+    ]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
         return job(hands, cell, **arguments) | {"device": hands.device_name}
@@ -92,9 +94,19 @@ def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
         tell(name)
         verdicts.append(gate.judge(model, get_behaviour(name)).to_json())
     graph = model.graph
-    facts = {"layers": graph.n_layers, "heads": graph.n_heads, "kv_heads": graph.n_kv_heads, "edges": graph.n_edges}
+    facts = {
+        "layers": graph.n_layers,
+        "heads": graph.n_heads,
+        "kv_heads": graph.n_kv_heads,
+        "edges": graph.n_edges,
+    }
     examples = {v["name"]: _example(model, get_behaviour(v["name"])) for v in verdicts if v["pairs"]}
-    return {"checksum": model.checksum, "graph": facts | {"nodes": graph.n_nodes}, "verdicts": verdicts, "examples": examples}
+    return {
+        "checksum": model.checksum,
+        "graph": facts | {"nodes": graph.n_nodes},
+        "verdicts": verdicts,
+        "examples": examples,
+    }
 
 
 def _collect(hands: Hands, cell: Cell, **walk: Any) -> dict[str, Any]:
@@ -121,7 +133,13 @@ def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[st
 
 
 def _train(
-    hands: Hands, cell: Cell, names: list[str], task: dict[str, Any], reward: dict[str, Any], ppo: dict[str, Any], width: int
+    hands: Hands,
+    cell: Cell,
+    names: list[str],
+    task: dict[str, Any],
+    reward: dict[str, Any],
+    ppo: dict[str, Any],
+    width: int,
 ) -> dict[str, Any]:
     """A policy from nothing, in `work/policy`."""
     began = time.perf_counter()
@@ -153,7 +171,13 @@ def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
 
 
 def _by_policy(
-    hands: Hands, cell: Cell, setting: Setting, seed: int, method: str, deployments: dict[str, Any], policy: dict[str, Any]
+    hands: Hands,
+    cell: Cell,
+    setting: Setting,
+    seed: int,
+    method: str,
+    deployments: dict[str, Any],
+    policy: dict[str, Any],
 ) -> tuple[Circuit, dict[str, Any]]:
     """The circuit of a frozen policy or, with `ppo`, of one that was trained on this behaviour first."""
     began = time.perf_counter()
@@ -175,7 +199,12 @@ def _by_policy(
             agent, checksum = Policy(agent.config), None
         trainer = Trainer([task], config, reward, agent, model.device)
         run = _run(hands.place.scratch(cell), trainer, describe(model, trainer, settings, checksum), began)
-        agent, passes_before, seconds_before, began = trainer.policy, run.passes_before, run.seconds, time.perf_counter()
+        agent, passes_before, seconds_before, began = (
+            trainer.policy,
+            run.passes_before,
+            run.seconds,
+            time.perf_counter(),
+        )
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
     # beside the training, which deployments may share

@@ -64,7 +64,13 @@ TRANSFER: dict[str, dict] = {
         "specificity": 0.0,
         "components": (11, 12),
     },
-    "acronyms": {"zero_shot": (0.956, 491), "warm": (0.957, 445), "necessity": 0.0, "specificity": 0.0, "components": (7, 8)},
+    "acronyms": {
+        "zero_shot": (0.956, 491),
+        "warm": (0.957, 445),
+        "necessity": 0.0,
+        "specificity": 0.0,
+        "components": (7, 8),
+    },
     "simple-syllogism": {
         "zero_shot": (0.826, 1175),
         "warm": (0.92, 290),
@@ -97,17 +103,42 @@ TRANSFER: dict[str, dict] = {
 
 # ACDC and policy: (|C|, f, passes); EAP-IG greedy by logit difference and by KL: (|C|, f)
 COMPARISON: dict[str, dict[str, tuple]] = {
-    "ioi": {"acdc": (211, 0.9, 11918), "greedy_ld": (1000, 0.91), "greedy_kl": (1500, 0.91), "policy": (1123, 0.96, 2528)},
-    "greater-than": {"acdc": (84, 0.94, 4383), "greedy_ld": (100, 0.93), "greedy_kl": (100, 0.92), "policy": (464, 0.98, 2529)},
-    "docstring": {"acdc": (502, 0.94, 19940), "greedy_ld": (2000, 0.9), "greedy_kl": (3000, 0.87), "policy": (725, 0.89, 2448)},
+    "ioi": {
+        "acdc": (211, 0.9, 11918),
+        "greedy_ld": (1000, 0.91),
+        "greedy_kl": (1500, 0.91),
+        "policy": (1123, 0.96, 2528),
+    },
+    "greater-than": {
+        "acdc": (84, 0.94, 4383),
+        "greedy_ld": (100, 0.93),
+        "greedy_kl": (100, 0.92),
+        "policy": (464, 0.98, 2529),
+    },
+    "docstring": {
+        "acdc": (502, 0.94, 19940),
+        "greedy_ld": (2000, 0.9),
+        "greedy_kl": (3000, 0.87),
+        "policy": (725, 0.89, 2448),
+    },
     "gendered-pronoun": {
         "acdc": (67, 0.94, 4155),
         "greedy_ld": (100, 0.98),
         "greedy_kl": (100, 0.98),
         "policy": (390, 0.99, 2422),
     },
-    "subject-verb": {"acdc": (163, 0.91, 6590), "greedy_ld": (700, 0.92), "greedy_kl": (700, 0.92), "policy": (440, 0.94, 2539)},
-    "acronyms": {"acdc": (103, 0.94, 3401), "greedy_ld": (100, 0.91), "greedy_kl": (100, 0.9), "policy": (445, 0.96, 2427)},
+    "subject-verb": {
+        "acdc": (163, 0.91, 6590),
+        "greedy_ld": (700, 0.92),
+        "greedy_kl": (700, 0.92),
+        "policy": (440, 0.94, 2539),
+    },
+    "acronyms": {
+        "acdc": (103, 0.94, 3401),
+        "greedy_ld": (100, 0.91),
+        "greedy_kl": (100, 0.9),
+        "policy": (445, 0.96, 2427),
+    },
     "simple-syllogism": {
         "acdc": (108, 0.93, 7682),
         "greedy_ld": (3000, 0.9),
@@ -160,7 +191,11 @@ GREEDY_METRIC: dict[str, tuple[float, ...]] = {
     "simple-syllogism": (0.129, 0.463, 0.466, 0.552, 0.648, 0.717, 0.784, 0.771, 0.897),
 }
 
-PASSES: dict[str, float] = {"policy_training_passes": 614400, "deployment_passes": 2528, "warm_start_passes": 40960}
+PASSES: dict[str, float] = {
+    "policy_training_passes": 614400,
+    "deployment_passes": 2528,
+    "warm_start_passes": 40960,
+}
 
 # A deterministic row agrees if both hold: prompts differ, so it cannot be exact
 TOLERANCE_F, TOLERANCE_SIZE = 0.03, 0.15

@@ -8,7 +8,21 @@ from mechrl.evaluate import paper
 from mechrl.evaluate.reproduce import View, acdc_best, spread
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.tables import NAMES
-from mechrl.report.figures import BLACK, BLUE, COLOURS, GREY, ORANGE, RED, Figure, Point, dots, draw, empty, plain_log, style_of
+from mechrl.report.figures import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREY,
+    ORANGE,
+    RED,
+    Figure,
+    Point,
+    dots,
+    draw,
+    empty,
+    plain_log,
+    style_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +36,12 @@ def all_figures(view: View) -> list[Figure]:
     return [transfer(view), warm_scratch(view), beyond(view), cost(view), matched(view)]
 
 
-def _points(values: dict[str, Spread | None], colour: str, solid: bool, label: str, marker: str = "o") -> list[Point]:
-    return [Point(name, s.mean, s.sd, solid, colour, marker, label) for name, s in values.items() if s is not None]
+def _points(
+    values: dict[str, Spread | None], colour: str, solid: bool, label: str, marker: str = "o"
+) -> list[Point]:
+    return [
+        Point(name, s.mean, s.sd, solid, colour, marker, label) for name, s in values.items() if s is not None
+    ]
 
 
 def _height(rows: int, each: float = 0.34) -> float:
@@ -58,8 +76,14 @@ def transfer(view: View) -> Figure:
             if view.is_paper_model:
                 place = 0 if key == "f" else 1
                 for kind, marker in (("zero_shot", "x"), ("warm", "+")):
-                    theirs = {n: Spread(paper.TRANSFER[n][kind][place], None, 1) for n in names if n in paper.TRANSFER}
-                    points += _points(dict(theirs), GREY, True, f"the paper, {kind.replace('_', '-')}", marker)
+                    theirs = {
+                        n: Spread(paper.TRANSFER[n][kind][place], None, 1)
+                        for n in names
+                        if n in paper.TRANSFER
+                    }
+                    points += _points(
+                        dict(theirs), GREY, True, f"the paper, {kind.replace('_', '-')}", marker
+                    )
             if not points:
                 empty(ax)
                 continue
@@ -105,7 +129,14 @@ def warm_scratch(view: View) -> Figure:
                 for i, run in enumerate(curves[name][kind]):
                     label = kind if i == 0 else None
                     ax.plot(
-                        run["iteration"], run["share"], style, color=colour, label=label, linewidth=1.5, marker="o", markersize=2
+                        run["iteration"],
+                        run["share"],
+                        style,
+                        color=colour,
+                        label=label,
+                        linewidth=1.5,
+                        marker="o",
+                        markersize=2,
                     )
             finals = ", ".join(f"{Spread.of(f).mean:.2f} {_SHORT[kind]}" for kind, f in ends.items())
             ax.set_title(f"{name}\nf {finals}" if ends else name, fontsize=8.5)
@@ -145,13 +176,21 @@ def beyond(view: View) -> Figure:
         results = view.results(view.cells.curves, name)
         if results:
             ks = results[0]["k"]
-            ceilings[name] = {"k": ks, "f": [Spread.of(r["f_metric"][i] for r in results).mean for i in range(len(ks))]}
+            ceilings[name] = {
+                "k": ks,
+                "f": [Spread.of(r["f_metric"][i] for r in results).mean for i in range(len(ks))],
+            }
     groups = (("zero-shot", view.cells.policy, False), ("warm start", view.cells.adapted, True))
     gains, costs = (
-        {kind: {name: spread(view.results(group, name), "beyond", key) for name in names} for kind, group, _ in groups}
+        {
+            kind: {name: spread(view.results(group, name), "beyond", key) for name in names}
+            for kind, group, _ in groups
+        }
         for key in ("gain", "cost")
     )
-    controls = {name: spread(view.results(view.cells.policy, name), "beyond", "cost_random", "mean") for name in names}
+    controls = {
+        name: spread(view.results(view.cells.policy, name), "beyond", "cost_random", "mean") for name in names
+    }
 
     def paint(canvas: Canvas) -> None:
         spec = canvas.add_gridspec(2, 2, height_ratios=(1.0, 0.32 + 0.085 * len(names)))
@@ -161,7 +200,16 @@ def beyond(view: View) -> Figure:
                 colour, marker = style_of(i)
                 line = "-" if i < len(COLOURS) else "--"  # a colour's second turn
                 known = ceilings[name]
-                top.plot(known["k"], known["f"], line, color=colour, marker=marker, markersize=4, linewidth=1.3, label=name)
+                top.plot(
+                    known["k"],
+                    known["f"],
+                    line,
+                    color=colour,
+                    marker=marker,
+                    markersize=4,
+                    linewidth=1.3,
+                    label=name,
+                )
         if ceilings:
             top.set_xscale("log")
             plain_log(top, "x")
@@ -174,7 +222,9 @@ def beyond(view: View) -> Figure:
         else:
             empty(top)
         most = " at first" if view.agent.reach else " at most" if view.agent.spare else ""
-        top.set_title(f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.plan.budget.tau:g}")
+        top.set_title(
+            f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.plan.budget.tau:g}"
+        )
         left, right = canvas.add_subplot(spec[1, 0]), canvas.add_subplot(spec[1, 1])
         for ax, values, label, title in (
             (left, gains, "f(C) − f(top-|C|)", "(b) gain over the ranking"),
@@ -198,7 +248,12 @@ def beyond(view: View) -> Figure:
         "(a) f of the K best edges by the behaviour's own metric, on discovery pairs. (b) The policy's gain in f over as many best edges. "
         "(c) What its edges below that cut carry, and what as many random edges of its circuit do. Bars: one standard deviation.",
         "Faithfulness against candidate set size; the policy's gain over the attribution ranking; the cost of deleting discordant edges.",
-        {"ceilings": ceilings, "gain": _jsonable(gains), "cost": _jsonable(costs), "cost_random": _jsonable(controls)},
+        {
+            "ceilings": ceilings,
+            "gain": _jsonable(gains),
+            "cost": _jsonable(costs),
+            "cost_random": _jsonable(controls),
+        },
         view.command,
         (8.2, 4.2 + 0.33 * max(len(names), 3)),
         paint,
@@ -208,7 +263,9 @@ def beyond(view: View) -> Figure:
 def cost(view: View) -> Figure:
     tau, names = view.plan.budget.tau, view.chosen.all
     deployment = spread([r for name in names for r in view.results(view.cells.policy, name)], "passes")
-    adaptation = spread([r for name in names for r in view.results(view.cells.adapted, name)], "passes_training")
+    adaptation = spread(
+        [r for name in names for r in view.results(view.cells.adapted, name)], "passes_training"
+    )
     training = view.training.get("passes")
     bars = {
         "deployment,\nper behaviour": deployment.mean if deployment else None,
@@ -218,7 +275,9 @@ def cost(view: View) -> Figure:
     plane: dict[str, list[dict[str, Any]]] = {}
     for method in view.plan.methods:
         found = {name: view.results(view.cells.matched, "discovery", name, method) for name in names}
-        plane[NAMES[method]] = [_place(name, results, "edges_pruned", tau) for name, results in found.items() if results]
+        plane[NAMES[method]] = [
+            _place(name, results, "edges_pruned", tau) for name, results in found.items() if results
+        ]
     whole = {name: best[1] for name in names if (best := acdc_best(view, name, tau)) is not None}
     plane["ACDC, whole graph"] = [_place(name, results, "edges", tau) for name, results in whole.items()]
 
@@ -234,7 +293,14 @@ def cost(view: View) -> Figure:
             left.set_xlabel("passes")
             left.grid(axis="y", visible=False)
             for i, value in enumerate(known.values()):
-                left.annotate(f"{value:,.0f}", (value, i), va="center", fontsize=8, xytext=(4, 0), textcoords="offset points")
+                left.annotate(
+                    f"{value:,.0f}",
+                    (value, i),
+                    va="center",
+                    fontsize=8,
+                    xytext=(4, 0),
+                    textcoords="offset points",
+                )
         else:
             empty(left)
         left.set_title("(a) what the policy costs")
@@ -283,14 +349,23 @@ def cost(view: View) -> Figure:
 def _place(name: str, results: list[dict[str, Any]], size: str, tau: float) -> dict[str, Any]:
     """A method on a behaviour, in the plane of size and passes: means over seeds."""
     mean = {key: Spread.of(r[key] for r in results).mean for key in (size, "f", "passes")}
-    return {"behaviour": name, "edges": mean[size], "f": mean["f"], "passes": mean["passes"], "reached": mean["f"] >= tau}
+    return {
+        "behaviour": name,
+        "edges": mean[size],
+        "f": mean["f"],
+        "passes": mean["passes"],
+        "reached": mean["f"] >= tau,
+    }
 
 
 def matched(view: View) -> Figure:
     names, targets = view.chosen.all, ("discovery", "test")
     sizes = {
         target: {
-            method: {name: spread(view.results(view.cells.matched, target, name, method), "edges_pruned") for name in names}
+            method: {
+                name: spread(view.results(view.cells.matched, target, name, method), "edges_pruned")
+                for name in names
+            }
             for method in view.plan.methods
         }
         for target in targets
@@ -305,7 +380,9 @@ def matched(view: View) -> Figure:
     }
 
     def paint(canvas: Canvas) -> None:
-        spec = canvas.add_gridspec(2, 2, height_ratios=(0.5 + 0.32 * len(names), 0.5 + 0.17 * len(view.plan.methods)))
+        spec = canvas.add_gridspec(
+            2, 2, height_ratios=(0.5 + 0.32 * len(names), 0.5 + 0.17 * len(view.plan.methods))
+        )
         first = None
         for column, target in enumerate(targets):
             ax = canvas.add_subplot(spec[0, column], sharex=first, sharey=first)
@@ -331,7 +408,13 @@ def matched(view: View) -> Figure:
             for i, method in enumerate(methods):
                 colour, marker = style_of(view.plan.methods.index(method))
                 bottom.plot(
-                    lost[method], [i] * len(lost[method]), linestyle="none", marker=marker, color=colour, alpha=0.55, markersize=4
+                    lost[method],
+                    [i] * len(lost[method]),
+                    linestyle="none",
+                    marker=marker,
+                    color=colour,
+                    alpha=0.55,
+                    markersize=4,
                 )
                 mean = sum(lost[method]) / len(lost[method])
                 bottom.plot([mean, mean], [i - 0.32, i + 0.32], color=BLACK, linewidth=1.6)

@@ -23,8 +23,12 @@ def all_tables(view: View) -> list[Table]:
     tables += [beyond(view), warm_scratch(view), acdc_sweep(view)]
     for number, target in ((8, "discovery"), (9, "test")):
         cells = [cell for key, cell in view.cells.matched.items() if key[0] == target]
-        table = comparison_table(compare.rows(cells, view.place), target, view.plan.budget, view.command, (_candidates(view),))
-        tables.append(replace(table, name=f"table-{number}-matched-{target}", title=f"Table {number} · {table.title}"))
+        table = comparison_table(
+            compare.rows(cells, view.place), target, view.plan.budget, view.command, (_candidates(view),)
+        )
+        tables.append(
+            replace(table, name=f"table-{number}-matched-{target}", title=f"Table {number} · {table.title}")
+        )
     tables += [summary(view), validity(view), beside_searches(view)]
     if view.is_paper_model:
         tables.append(agreement(view))
@@ -36,7 +40,8 @@ def _candidates(view: View) -> str:
     return (
         f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
         f"own metric and by KL, doubled until these reach τ together; the policy among {view.candidates}: as it was trained, which may "
-        "fall short of τ." + (" For fresh pairs there are more where a higher aim takes them." if view.agent.takes_back else "")
+        "fall short of τ."
+        + (" For fresh pairs there are more where a higher aim takes them." if view.agent.takes_back else "")
     )
 
 
@@ -47,15 +52,28 @@ def _rule(view: View) -> str:
         return f"The policy's circuit is, as in the paper, the most faithful of the last masks of {rollouts}, whatever its size."
     from mechrl.rl.env import RewardSettings
 
-    margin, highest = view.agent.reward.get("margin", 0.0), view.agent.reward.get("tau_high", RewardSettings.tau_high)
-    target = f"{highest:g}" if view.agent.meets(view.plan.budget.tau) else f"c − {margin:g}, or {highest:g} if that is lower"
+    margin, highest = (
+        view.agent.reward.get("margin", 0.0),
+        view.agent.reward.get("tau_high", RewardSettings.tau_high),
+    )
+    target = (
+        f"{highest:g}"
+        if view.agent.meets(view.plan.budget.tau)
+        else f"c − {margin:g}, or {highest:g} if that is lower"
+    )
     beginning = (
         f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ {target}, the target of its "
         "training. "
     )
     if view.agent.takes_back:
-        return beginning + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
-    return beginning + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
+        return (
+            beginning
+            + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
+        )
+    return (
+        beginning
+        + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
+    )
 
 
 def _seeds(n: int) -> str:
@@ -80,7 +98,11 @@ def features(view: View) -> Table:
             "signed attribution score (1); importance rank (1); parent and child layer (2); layer distance (1); parent and child "
             "type, one-hot over attention, MLP, input, logits (8); query, key or value channel, one-hot (3)",
         ),
-        ("node", N_NODE, "layer (1); type, one-hot (4); out-degree among the candidates (1); summed |score| of its edges (1)"),
+        (
+            "node",
+            N_NODE,
+            "layer (1); type, one-hot (4); out-degree among the candidates (1); summed |score| of its edges (1)",
+        ),
         (
             "globals",
             N_GLOBAL,
@@ -103,19 +125,39 @@ def behaviours(view: View) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
         behaviour = get_behaviour(name)
-        family = [v for v in view.chosen.variants if get_behaviour(v).family == behaviour.family and name in view.chosen.trained]
+        family = [
+            v
+            for v in view.chosen.variants
+            if get_behaviour(v).family == behaviour.family and name in view.chosen.trained
+        ]
         example, verdict = view.gated.examples[name], view.gated.verdicts[name]
         results = view.results(view.cells.curves, name)
-        ceilings = [s.mean for s in (spread(view.results(view.cells.curves, v), "ceiling") for v in family) if s is not None]
-        row: list[Value] = [name, "training" if name in view.chosen.trained else "held-out", example["prompt"], example["answer"]]
+        ceilings = [
+            s.mean
+            for s in (spread(view.results(view.cells.curves, v), "ceiling") for v in family)
+            if s is not None
+        ]
+        row: list[Value] = [
+            name,
+            "training" if name in view.chosen.trained else "held-out",
+            example["prompt"],
+            example["answer"],
+        ]
         row += [behaviour.metric, verdict["accuracy"], spread(results, "kl_cut")]
         row += [spread(results, "candidates"), spread(results, "ceiling")]
-        row += [f"{min(ceilings):.3f}–{max(ceilings):.3f}" if len(ceilings) > 1 else None, spread(results, "ceiling_kl")]
+        row += [
+            f"{min(ceilings):.3f}–{max(ceilings):.3f}" if len(ceilings) > 1 else None,
+            spread(results, "ceiling_kl"),
+        ]
         row += [spread(results, "passes"), len(results)]
         if view.is_paper_model:
             theirs = paper.CEILING.get(name)
             row.append(
-                None if theirs is None else f"{theirs:.2f}" if isinstance(theirs, float) else "–".join(f"{x:.2f}" for x in theirs)
+                None
+                if theirs is None
+                else f"{theirs:.2f}"
+                if isinstance(theirs, float)
+                else "–".join(f"{x:.2f}" for x in theirs)
             )
         rows.append(tuple(row))
     columns = [
@@ -166,7 +208,10 @@ def _components(results: Results) -> tuple[Value, Value, Value]:
     if not found:
         return None, None, None
     mean = sum(r["recovered"] for r in found) / len(found)
-    expected, precision = Spread.of(r["expected"] for r in found), [r["precision"] for r in found if r["precision"] is not None]
+    expected, precision = (
+        Spread.of(r["expected"] for r in found),
+        [r["precision"] for r in found if r["precision"] is not None],
+    )
     return f"{mean:g}/{len(found[0]['known'])}", expected, Spread.of(precision) if precision else None
 
 
@@ -189,14 +234,27 @@ def transfer(view: View) -> Table:
             cells: list[Value] = [None] * 5
             if theirs is not None:
                 known = theirs["components"]
-                cells = [*theirs["zero_shot"], *theirs["warm"], None if known is None else f"{known[0]}/{known[1]}"]
+                cells = [
+                    *theirs["zero_shot"],
+                    *theirs["warm"],
+                    None if known is None else f"{known[0]}/{known[1]}",
+                ]
             row += cells
         rows.append(tuple(row))
     columns = [Column("behaviour", text=True)]
     for group in ("zero-shot", "warm start"):
-        columns += [Column("f", 3, group), Column("f test", 3, group), Column("edges", 0, group), Column("passes", 0, group)]
+        columns += [
+            Column("f", 3, group),
+            Column("f test", 3, group),
+            Column("edges", 0, group),
+            Column("passes", 0, group),
+        ]
     group = "controls, zero-shot circuit"
-    columns += [Column("necessity", 3, group), Column("specificity", 3, group), Column("specificity, pruned", 3, group)]
+    columns += [
+        Column("necessity", 3, group),
+        Column("specificity", 3, group),
+        Column("specificity, pruned", 3, group),
+    ]
     group = "known components"
     columns += [Column("recovered", 0, group), Column("by chance", 1, group), Column("precision", 2, group)]
     columns.append(Column("seeds", text=True))
@@ -237,7 +295,10 @@ def per_behaviour(view: View) -> Table:
         row: list[Value] = [name]
         best = acdc_best(view, name, tau)
         results = best[1] if best else []
-        row += [f"{best[0]:g}" if best else None, *(spread(results, key) for key in ("edges", "f", "f_test", "passes"))]
+        row += [
+            f"{best[0]:g}" if best else None,
+            *(spread(results, key) for key in ("edges", "f", "f_test", "passes")),
+        ]
         for which in ("metric", "kl"):
             found = greedy_best(curves, which, tau)
             row += [None, None] if found is None else [found[0], found[1]]
@@ -257,13 +318,17 @@ def per_behaviour(view: View) -> Table:
                 row.append(f"{policy[0]} ({policy[1]:.2f})")
         rows.append(tuple(row))
     columns = [Column("behaviour", text=True), Column("threshold", text=True, group="ACDC, whole graph")]
-    columns += [Column(n, d, "ACDC, whole graph") for n, d in (("edges", 0), ("f", 3), ("f test", 3), ("passes", 0))]
+    columns += [
+        Column(n, d, "ACDC, whole graph") for n, d in (("edges", 0), ("f", 3), ("f test", 3), ("passes", 0))
+    ]
     for group in ("EAP-IG greedy, metric", "EAP-IG greedy, KL"):
         columns += [Column("edges", 0, group), Column("f", 3, group)]
     columns += [Column(n, d, "policy") for n, d in (("edges", 0), ("f", 3), ("f test", 3), ("passes", 0))]
     columns.append(Column("seeds", text=True))
     if view.is_paper_model:
-        columns += [Column(n, text=True, group="the paper: edges (f)") for n in ("ACDC", "metric", "KL", "policy")]
+        columns += [
+            Column(n, text=True, group="the paper: edges (f)") for n in ("ACDC", "metric", "KL", "policy")
+        ]
     return Table(
         "table-4-per-behaviour",
         "Table 4 · Policy and per-behaviour search, as the paper compares them",
@@ -348,7 +413,10 @@ def warm_scratch(view: View) -> Table:
         rows.append((*row, Spread.of(both) if both else None, len(both)))
     columns = [Column("behaviour", text=True)]
     budget = view.plan.budget
-    for group in (f"warm start, {budget.adapt_iterations} iterations", f"from scratch, {budget.scratch_iterations} iterations"):
+    for group in (
+        f"warm start, {budget.adapt_iterations} iterations",
+        f"from scratch, {budget.scratch_iterations} iterations",
+    ):
         columns += [Column(n, d, group) for n, d in (("edges", 0), ("f", 3), ("f test", 3), ("passes", 0))]
     columns += [Column("scratch / warm", 2), Column("seeds", 0)]
     return Table(
@@ -369,13 +437,20 @@ def acdc_sweep(view: View) -> Table:
         for t in view.plan.budget.thresholds:
             results = view.results(view.cells.acdc, name, t)
             row: list[Value] = [name, f"{t:g}"]
-            row += [spread(results, key) for key in ("edges_pruned", "edges", "f", "f_test", "passes", "seconds")]
+            row += [
+                spread(results, key) for key in ("edges_pruned", "edges", "f", "f_test", "passes", "seconds")
+            ]
             row.append(len(results))
             if view.is_paper_model:
                 known = dict(zip(paper.ACDC_THRESHOLDS, paper.ACDC.get(name, ()), strict=False)).get(t)
                 row += [None] * 3 if known is None else list(known)
             rows.append(tuple(row))
-    columns = [Column("behaviour", text=True), Column("threshold", text=True), Column("edges", 0), Column("before pruning", 0)]
+    columns = [
+        Column("behaviour", text=True),
+        Column("threshold", text=True),
+        Column("edges", 0),
+        Column("before pruning", 0),
+    ]
     columns += [Column("f"), Column("f test"), Column("passes", 0), Column("seconds", 1), Column("seeds", 0)]
     if view.is_paper_model:
         columns += [Column(n, d, "the paper") for n, d in (("edges", 0), ("f", 3), ("passes", 0))]
@@ -397,7 +472,9 @@ def summary(view: View) -> Table:
     for target in ("discovery", "test"):
         compared, missing = _compared(view, target)
         if missing:
-            notes.append(f"Matched on {PAIRS[target]}, left out until every method is done with them: {missing}.")
+            notes.append(
+                f"Matched on {PAIRS[target]}, left out until every method is done with them: {missing}."
+            )
         found = {method: _by_case(view, target, method, compared) for method in view.plan.methods}
         for method, by_case in found.items():
             results = list(by_case.values())
@@ -465,7 +542,9 @@ def _compared(view: View, target: str) -> tuple[set[Case], str]:
     return everywhere - undone, ", ".join(words)
 
 
-def _by_case(view: View, target: str, method: str, cases: set[Case] | None = None) -> dict[Case, dict[str, Any]]:
+def _by_case(
+    view: View, target: str, method: str, cases: set[Case] | None = None
+) -> dict[Case, dict[str, Any]]:
     """What a method has found, at all cases that it is done with or at some of these."""
     found = {
         (name, seed): view.result(cell)
@@ -524,7 +603,10 @@ def beside_searches(view: View) -> Table:
 def _contest(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Value, ...]:
     """Counts and ratios of (policy's, search's) results."""
     both = [(p, s) for p, s in pairs if p["reached"] and s["reached"]]
-    reached = (len(both), *(sum(pair[i]["reached"] and not pair[1 - i]["reached"] for pair in pairs) for i in (0, 1)))
+    reached = (
+        len(both),
+        *(sum(pair[i]["reached"] and not pair[1 - i]["reached"] for pair in pairs) for i in (0, 1)),
+    )
     smaller = [p["edges_pruned"] < s["edges_pruned"] for p, s in both]
     as_small = sum(p["edges_pruned"] == s["edges_pruned"] for p, s in both)
     cheaper = [p["passes"] < s["passes"] for p, s in both]
@@ -539,7 +621,9 @@ def validity(view: View) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
         for method in view.plan.methods:
-            results = [r for r in view.results(view.cells.matched, "discovery", name, method) if "validity" in r]
+            results = [
+                r for r in view.results(view.cells.matched, "discovery", name, method) if "validity" in r
+            ]
             if not results:
                 continue
             others = [v["f"] for r in results for v in r["validity"]["variants"] if v["f"] is not None]
@@ -581,7 +665,9 @@ def validity(view: View) -> Table:
         columns,
         tuple(rows),
         view.command,
-        ("Components found by hand have been published for GPT-2 small only.",) if not view.is_paper_model else (),
+        ("Components found by hand have been published for GPT-2 small only.",)
+        if not view.is_paper_model
+        else (),
     )
 
 

@@ -88,7 +88,9 @@ def choose(gated: Gated, only: Iterable[str] = ()) -> Chosen:
         held_out += others[:1]
         if verdict := gated.verdicts.get(behaviour.name):
             instead = f"; {others[0]} stands in for it" if others else ""
-            notes.append(f"{gated.model['model']} does not exhibit {behaviour.name} ({verdict['reason']}){instead}.")
+            notes.append(
+                f"{gated.model['model']} does not exhibit {behaviour.name} ({verdict['reason']}){instead}."
+            )
     variants = [b.name for b in behaviours("train") if b.name in shown]
     return Chosen(trained, held_out, [*variants, *held_out], tuple(notes))
 
@@ -96,11 +98,15 @@ def choose(gated: Gated, only: Iterable[str] = ()) -> Chosen:
 @dataclass
 class Cells:
     curves: dict[tuple[str, int], Cell] = field(default_factory=dict)
-    policy: dict[tuple[str, int], Cell] = field(default_factory=dict)  # the paper's rule, as its tables have it
+    policy: dict[tuple[str, int], Cell] = field(
+        default_factory=dict
+    )  # the paper's rule, as its tables have it
     adapted: dict[tuple[str, int], Cell] = field(default_factory=dict)
     scratch: dict[tuple[str, int], Cell] = field(default_factory=dict)
     acdc: dict[tuple[str, float, int], Cell] = field(default_factory=dict)
-    matched: dict[tuple[str, str, str, int], Cell] = field(default_factory=dict)  # target, behaviour, method, seed
+    matched: dict[tuple[str, str, str, int], Cell] = field(
+        default_factory=dict
+    )  # target, behaviour, method, seed
 
     def __iter__(self) -> Iterator[Cell]:
         """In the order in which they matter."""
@@ -108,7 +114,9 @@ class Cells:
         searches = {key: cell for key, cell in self.matched.items() if key[2] != "policy-adapted"}
         adapted = {key: cell for key, cell in self.matched.items() if key[2] == "policy-adapted"}
         for i, seed in enumerate(seeds):
-            yield from (cell for group in (self.curves, self.policy) for key, cell in group.items() if key[1] == seed)
+            yield from (
+                cell for group in (self.curves, self.policy) for key, cell in group.items() if key[1] == seed
+            )
             yield from (cell for key, cell in searches.items() if key[0] == "discovery" and key[3] == seed)
             if i == 0:
                 yield from (*self.adapted.values(), *adapted.values(), *self.acdc.values())
@@ -120,10 +128,14 @@ class Cells:
 def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     cells, budget = Cells(), plan.budget
 
-    def circuit(behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any) -> Cell:
+    def circuit(
+        behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any
+    ) -> Cell:
         return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
 
-    rule = "discovery" if agent.meets(budget.tau) else "paper"  # one circuit serves both, where the agent's own target is τ
+    rule = (
+        "discovery" if agent.meets(budget.tau) else "paper"
+    )  # one circuit serves both, where the agent's own target is τ
     for seed in plan.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
@@ -136,7 +148,9 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
             cells.scratch[name, seed] = circuit(name, "policy-from-scratch", "paper", seed)
         for name in chosen.all:
             for t in budget.thresholds:
-                cells.acdc[name, t, seed] = circuit(name, "acdc", "paper", seed, thresholds=[t], whole_graph=True)
+                cells.acdc[name, t, seed] = circuit(
+                    name, "acdc", "paper", seed, thresholds=[t], whole_graph=True
+                )
     deployed = {"policy": cells.policy, "policy-adapted": cells.adapted}
     for target in ("discovery", "test"):
         for name in chosen.all:
@@ -149,7 +163,9 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
                     if target == rule and method in deployed:
                         cells.matched[target, name, method, seed] = deployed[method][name, seed]
                         continue
-                    assess = target == "discovery" and seed == 0  # not a matter of which seeds are asked for: cells stay the same
+                    assess = (
+                        target == "discovery" and seed == 0
+                    )  # not a matter of which seeds are asked for: cells stay the same
                     cells.matched[target, name, method, seed] = circuit(name, method, target, seed, assess)
     return cells
 
@@ -158,13 +174,21 @@ def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str,
     """The policy and what is known of its training. One is trained first where none is given and none comes with MechRL."""
     about: dict[str, Any] = {}
     if not (shop.policy / "config.json").is_file() and shop.shipped:
-        names = [b.name for b in behaviours("train") if b.name in gated.names and (not plan.only or b.name in plan.only)]
+        names = [
+            b.name
+            for b in behaviours("train")
+            if b.name in gated.names and (not plan.only or b.name in plan.only)
+        ]
         budget = plan.budget
         arguments = gated.model | {
             "names": names,
             "task": {"pairs": budget.pairs, "k": budget.k, "half": budget.half},
             "reward": {"max_steps": plan.max_steps},
-            "ppo": {"iterations": plan.train_iterations, "transitions": budget.transitions, "envs": budget.envs},
+            "ppo": {
+                "iterations": plan.train_iterations,
+                "transitions": budget.transitions,
+                "envs": budget.envs,
+            },
             "width": plan.width,
         }
         cell = Cell("train", arguments, alone="policy")
@@ -182,7 +206,9 @@ def _training(folder: Path) -> dict[str, Any]:
         known = read_json(folder / "run.json")
         about = {"trained_in": known["model"], "trained_on": known["behaviours"]}
         steps = known["ppo"]["iterations"] * known["ppo"]["transitions"]
-        cost = known.get("passes", steps)  # a policy that is shipped without its metrics says so; a step is a pass at least
+        cost = known.get(
+            "passes", steps
+        )  # a policy that is shipped without its metrics says so; a step is a pass at least
     except (OSError, MechRLError, ValueError, KeyError, TypeError):
         return {}
     with suppress(OSError, MechRLError, ValueError, KeyError, TypeError, IndexError):
@@ -235,7 +261,9 @@ class View:
     def failed(self) -> list[tuple[Cell, str]]:
         """Every failed cell and why."""
         known = {cell.name: (cell, self.records.get(cell.name)) for cell in self.cells}
-        return [(cell, r["reason"]) for cell, r in known.values() if r is not None and r["status"] == "failed"]
+        return [
+            (cell, r["reason"]) for cell, r in known.values() if r is not None and r["status"] == "failed"
+        ]
 
     def count(self) -> tuple[int, int, int]:
         """Done, failed, all."""

@@ -26,7 +26,13 @@ from mechrl.rl.tasks import choose_behaviours
 from mechrl.terminal import say, stop_signals
 
 _LINE_EVERY = 10.0  # seconds
-_GROUPS = ("built-in", "every", "all", "train", "held-out")  # `every`: other wordings as well; `built-in`: relations too
+_GROUPS = (
+    "built-in",
+    "every",
+    "all",
+    "train",
+    "held-out",
+)  # `every`: other wordings as well; `built-in`: relations too
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,10 @@ class Gated:
     @property
     def notes(self) -> tuple[str, ...]:
         left_out = [v for v in self.verdicts.values() if v["name"] not in self.names]
-        return tuple(f"{v['name']}: left out, {self.model['model']} does not exhibit it ({v['reason']})." for v in left_out)
+        return tuple(
+            f"{v['name']}: left out, {self.model['model']} does not exhibit it ({v['reason']})."
+            for v in left_out
+        )
 
 
 class Workshop:
@@ -81,7 +90,9 @@ class Workshop:
             self._opened.enter_context(self.crew)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._opened.__exit__(kind, value, trace)
 
     def agent(self, tau: float) -> Agent:
@@ -129,7 +140,11 @@ class Workshop:
 
     def write_tables(self, tables: list[Table], folder: str = "tables") -> None:
         for table in tables:
-            for suffix, text in (("csv", table.to_csv()), ("json", dumps(table)), ("md", table.to_markdown())):
+            for suffix, text in (
+                ("csv", table.to_csv()),
+                ("json", dumps(table)),
+                ("md", table.to_markdown()),
+            ):
                 write_atomically(self.out / folder / f"{table.name}.{suffix}", text.encode())
 
     def leave(self, finished: bool) -> None:
@@ -137,7 +152,9 @@ class Workshop:
         if finished:
             return
         why = "interrupted" if self.stopped else "out of time"
-        print(f"{why}; {self.out} holds what is done. To go on, repeat the command", file=sys.stderr, flush=True)
+        print(
+            f"{why}; {self.out} holds what is done. To go on, repeat the command", file=sys.stderr, flush=True
+        )
         raise typer.Exit(128 + self.stopped[0] if self.stopped else 0)
 
 

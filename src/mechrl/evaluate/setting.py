@@ -38,7 +38,9 @@ class Setting:
         """The setting that a circuit was found in. Refuses a circuit of another model."""
         model = circuit.as_found(model)
         if behaviour.name != circuit.behaviour:
-            raise MechRLError(f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}")
+            raise MechRLError(
+                f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}"
+            )
         known = circuit.settings
         own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
@@ -60,7 +62,16 @@ class Setting:
         if model.tokenizer is None:
             raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
         drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
-        return cls(model, behaviour, drawn, Engine(model, drawn), min(k, model.graph.n_edges), prefilter, spare, reach)
+        return cls(
+            model,
+            behaviour,
+            drawn,
+            Engine(model, drawn),
+            min(k, model.graph.n_edges),
+            prefilter,
+            spare,
+            reach,
+        )
 
     def scores_by(self, metric: Metric) -> np.ndarray:
         """[E] EAP-IG on inputs, five steps, as the prefilter computes it."""

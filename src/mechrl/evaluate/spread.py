@@ -23,7 +23,9 @@ class Spread:
         mean = math.fsum(values) / len(values)
         if len(values) == 1:
             return cls(mean, None, 1)
-        return cls(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
+        return cls(
+            mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values)
+        )
 
     def text(self, digits: int = 3) -> str:
         """`0.912 ± 0.004`; without the deviation if there is none."""
@@ -38,5 +40,8 @@ def number(value: float, digits: int) -> str:
 
 def hypergeometric_at_least(k: int, population: int, marked: int, drawn: int) -> float:
     """P(X ≥ k) for the number X of marked ones among `drawn`, drawn at random without replacement."""
-    ways = sum(math.comb(marked, i) * math.comb(population - marked, drawn - i) for i in range(max(k, 0), min(marked, drawn) + 1))
+    ways = sum(
+        math.comb(marked, i) * math.comb(population - marked, drawn - i)
+        for i in range(max(k, 0), min(marked, drawn) + 1)
+    )
     return ways / math.comb(population, drawn)

@@ -38,7 +38,9 @@ def comparison_tables(rows: Sequence[Row], budget: Budget, command: str, gated: 
     return tables
 
 
-def comparison_table(rows: Sequence[Row], target: str, budget: Budget, command: str, notes: tuple[str, ...] = ()) -> Table:
+def comparison_table(
+    rows: Sequence[Row], target: str, budget: Budget, command: str, notes: tuple[str, ...] = ()
+) -> Table:
     where = {
         "discovery": f"The smallest circuits with f ≥ {budget.tau:g} on {budget.pairs} discovery pairs",
         "test": f"The smallest circuits with f ≥ {budget.tau:g} on validation pairs, found on {budget.pairs} discovery pairs",
@@ -59,7 +61,14 @@ def comparison_table(rows: Sequence[Row], target: str, budget: Budget, command: 
     )
     values: list[tuple[Value, ...]] = []
     for row in rows:
-        numbers: tuple[Spread | None, ...] = (row.edges_pruned, row.edges, row.f, row.f_test, row.passes, row.seconds)
+        numbers: tuple[Spread | None, ...] = (
+            row.edges_pruned,
+            row.edges,
+            row.f,
+            row.f_test,
+            row.passes,
+            row.seconds,
+        )
         values.append((row.behaviour, NAMES[row.method], *numbers, row.done, row.status))
     return Table(
         name=f"comparison-{target}",

@@ -114,11 +114,23 @@ class Validity:
             ["", "f with as many random candidates ablated", self.necessity_random.text()],
         ]
         for i, c in enumerate(self.specificity):
-            where = f"of the {self.candidates:,} candidates" if c.drawn_from == "candidates" else "of the whole graph"
-            size = f"{self.edges_pruned:,} edges" if c.matched == "raw" else f"{c.edges_pruned.mean:,.0f} edges after pruning"
-            if c.drawn_from == "candidates" and self.candidates < self.edges_pruned:  # a ranking of the whole graph may keep more
+            where = (
+                f"of the {self.candidates:,} candidates"
+                if c.drawn_from == "candidates"
+                else "of the whole graph"
+            )
+            size = (
+                f"{self.edges_pruned:,} edges"
+                if c.matched == "raw"
+                else f"{c.edges_pruned.mean:,.0f} edges after pruning"
+            )
+            if (
+                c.drawn_from == "candidates" and self.candidates < self.edges_pruned
+            ):  # a ranking of the whole graph may keep more
                 size = f"all of them, fewer than the circuit's {self.edges_pruned:,} edges"
-            rows.append(["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()])
+            rows.append(
+                ["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()]
+            )
         r = self.recovery
         if r is None:
             rows.append(["recovery", self.recovery_reason, "–"])
@@ -127,7 +139,9 @@ class Validity:
             precision = "–" if r.precision is None else f"{r.precision:.2f}"
             rows.append(["recovery", f"known components; {chance}", r.text])
             rows.append(["", "precision: known ones among the circuit's components", precision])
-            rows.append(["", "by random circuits of the candidates, same pruned size", r.recovered_random.text(1)])
+            rows.append(
+                ["", "by random circuits of the candidates, same pruned size", r.recovered_random.text(1)]
+            )
             if r.missed:
                 rows.append(["", f"missed: {', '.join(r.missed)}", ""])
         rows.append(["generalisation", "f on fresh pairs", f"{self.faithfulness_test:.3f}"])
@@ -139,11 +153,15 @@ class Validity:
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
-        lines = [f"{check:<{widths[0]}}  {what:<{widths[1]}}  {value}".rstrip() for check, what, value in rows]
+        lines = [
+            f"{check:<{widths[0]}}  {what:<{widths[1]}}  {value}".rstrip() for check, what, value in rows
+        ]
         return "\n".join([self.headline, *([self.verdict.line] if self.verdict else []), *lines])
 
 
-def random_circuits(graph: Graph, edges: np.ndarray, size: int, count: int, seed: int = 0, pruned: bool = False) -> np.ndarray:
+def random_circuits(
+    graph: Graph, edges: np.ndarray, size: int, count: int, seed: int = 0, pruned: bool = False
+) -> np.ndarray:
     """[count, E] bool: circuit i is the beginning of the i-th random order of `edges`, whatever the count.
 
     It has `size` edges or, with `pruned`, just so many that `size` are left after pruning. (Pruning keeps no fewer of more edges,
@@ -215,7 +233,9 @@ def validate(
     """The whole battery. `setting`: the circuit's, if it is at hand."""
     began = time.perf_counter()
     if n_random < N_RANDOM:
-        raise MechRLError(f"fewer than {N_RANDOM} random circuits say little; give --random {N_RANDOM} or more")
+        raise MechRLError(
+            f"fewer than {N_RANDOM} random circuits say little; give --random {N_RANDOM} or more"
+        )
     report("pairs, attribution, candidates")
     setting = setting or Setting.of(model, behaviour, circuit)
     model = setting.model  # its prompts open as they did when the circuit was found
@@ -266,15 +286,21 @@ def validate(
 def _variants(behaviour: Behaviour) -> list[Behaviour]:
     if behaviour.family == "custom":
         return []
-    return [other for other in behaviours() if other.family == behaviour.family and other.name != behaviour.name]
+    return [
+        other for other in behaviours() if other.family == behaviour.family and other.name != behaviour.name
+    ]
 
 
-def _elsewhere(model: Model, behaviour: Behaviour, mask: np.ndarray, report: Callable[[str], None]) -> Elsewhere:
+def _elsewhere(
+    model: Model, behaviour: Behaviour, mask: np.ndarray, report: Callable[[str], None]
+) -> Elsewhere:
     report(f"variant {behaviour.name}")
     try:
         engine = fresh(model, behaviour, TEST_SEED)
     except MechRLError as exc:
         return Elsewhere(behaviour.name, None, str(exc))
     if engine.kl_cut < gate.MIN_KL_CUT:
-        return Elsewhere(behaviour.name, None, f"not exhibited: KL_cut {engine.kl_cut:.2f} < {gate.MIN_KL_CUT}")
+        return Elsewhere(
+            behaviour.name, None, f"not exhibited: KL_cut {engine.kl_cut:.2f} < {gate.MIN_KL_CUT}"
+        )
     return Elsewhere(behaviour.name, float(f_of(engine, mask)[0]))

@@ -121,14 +121,20 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
 
 
 def validate_and_judge(
-    circuit: Circuit, setting: Setting, n_random: int, seed: int = 0, report: Callable[[str], None] = lambda line: None
+    circuit: Circuit,
+    setting: Setting,
+    n_random: int,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Validity:
     found = validate(circuit, setting.model, setting.behaviour, n_random, seed, report, setting)
     report("bootstraps, single edges")
     return judged(circuit, setting, found, seed)
 
 
-def bootstraps(kl: np.ndarray, kl_cut: np.ndarray, rng: np.random.Generator, n: int = N_BOOTSTRAPS) -> np.ndarray:
+def bootstraps(
+    kl: np.ndarray, kl_cut: np.ndarray, rng: np.random.Generator, n: int = N_BOOTSTRAPS
+) -> np.ndarray:
     """[n] f on as many pairs drawn again with replacement, from each pair's KL of the circuit and of the empty circuit."""
     drawn = rng.integers(len(kl), size=(n, len(kl)))
     return 1 - kl[drawn].mean(1) / kl_cut[drawn].mean(1)

@@ -41,7 +41,10 @@ from mechrl.saving import Saving
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
 GRACE = 60.0  # seconds to leave a state behind
-PATIENCE, RETRY = 600.0, 2.0  # seconds for which a result that cannot be written is kept, and between two attempts
+PATIENCE, RETRY = (
+    600.0,
+    2.0,
+)  # seconds for which a result that cannot be written is kept, and between two attempts
 _LABEL = ("kind", "behaviour", "method", "target", "seed")
 
 
@@ -110,7 +113,11 @@ class Place:
 
 def _checksum(known: dict[str, Any]) -> str:
     """Of what a cell came to. A number that has changed on the disk is one that nobody computed."""
-    what = {key: value for key, value in known.items() if key in ("kind", "arguments", "status", "result", "reason")}
+    what = {
+        key: value
+        for key, value in known.items()
+        if key in ("kind", "arguments", "status", "result", "reason")
+    }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 

@@ -33,7 +33,10 @@ def write_report(view: View, out: Path) -> Written:
     model, graph = view.gated.model["model"], view.gated.graph
     devices = sorted({r["device"] for cell in view.cells if (r := view.result(cell))})
     seeds = ", ".join(map(str, view.plan.seeds))
-    commands = sorted({_in_short(r["context"].get("command", "")) for r in view.records.values()} - {"", _in_short(view.command)})
+    commands = sorted(
+        {_in_short(r["context"].get("command", "")) for r in view.records.values()}
+        - {"", _in_short(view.command)}
+    )
     facts = [
         (
             "model",
@@ -56,7 +59,17 @@ def write_report(view: View, out: Path) -> Written:
     if view.plan.quick:
         lead = f"A smoke run with tiny budgets: its numbers mean nothing. {lead}"
     page = Page(
-        f"MechRL on {model}", lead, facts, tables, figures, done, failed, total, view.command, findings(view), HEADLINE
+        f"MechRL on {model}",
+        lead,
+        facts,
+        tables,
+        figures,
+        done,
+        failed,
+        total,
+        view.command,
+        findings(view),
+        HEADLINE,
     )
     path = out / "report.html"
     write_atomically(path, render(page).encode())
@@ -68,9 +81,15 @@ def write_files(out: Path, tables: Sequence[Table], figures: Sequence[Figure]) -
         for suffix, text in (("csv", table.to_csv()), ("json", dumps(table)), ("md", table.to_markdown())):
             write_atomically(out / "tables" / f"{table.name}.{suffix}", text.encode())
     for figure in figures:
-        known = {"title": figure.title, "caption": figure.caption, "command": figure.command, "data": figure.data}
+        known = {
+            "title": figure.title,
+            "caption": figure.caption,
+            "command": figure.command,
+            "data": figure.data,
+        }
         write_atomically(
-            out / "figures" / f"{figure.name}.json", (json.dumps(known, indent=1, ensure_ascii=False) + "\n").encode()
+            out / "figures" / f"{figure.name}.json",
+            (json.dumps(known, indent=1, ensure_ascii=False) + "\n").encode(),
         )
         write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg)
         write_atomically(out / "figures" / f"{figure.name}.png", figure.png)
@@ -96,9 +115,15 @@ def _gist(view: View) -> list[str]:
     if not view.is_paper_model:
         return []
     found = agreements(view)
-    lines = [f"{sum(a.agrees for a in found)} of {len(found)} deterministic rows of the paper agree within tolerance"]
+    lines = [
+        f"{sum(a.agrees for a in found)} of {len(found)} deterministic rows of the paper agree within tolerance"
+    ]
     for a in found:
-        size = "" if a.paper_size is None or a.size is None else f", edges {a.size:,.0f} (paper {a.paper_size:,})"
+        size = (
+            ""
+            if a.paper_size is None or a.size is None
+            else f", edges {a.size:,.0f} (paper {a.paper_size:,})"
+        )
         lines.append(
             f"  {'agrees ' if a.agrees else 'differs'} {a.behaviour}: {a.row}: f {a.f:.3f} (paper {a.paper_f:.3f}){size}"
         )

@@ -119,7 +119,9 @@ class Model:
     unembedding: Tensor  # [V, d]
     checksum: str = ""  # sha256 over the weights as loaded
     tokenizer: Tokenizer | None = None
-    commit: str | None = None  # of the hub's repository, if it came from there: a name or a branch may mean other weights tomorrow
+    commit: str | None = (
+        None  # of the hub's repository, if it came from there: a name or a branch may mean other weights tomorrow
+    )
 
     @property
     def graph(self) -> Graph:
@@ -212,10 +214,14 @@ class Weights:
 
     def get(self, key: str, *shape: int) -> Tensor:
         if key not in self._tensors:
-            raise MechRLError(f"{self._where}: weight {key!r} is missing; the checkpoint is incomplete or of another architecture")
+            raise MechRLError(
+                f"{self._where}: weight {key!r} is missing; the checkpoint is incomplete or of another architecture"
+            )
         tensor = self._tensors[key]
         if tuple(tensor.shape) != shape:
-            raise MechRLError(f"{self._where}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {shape}")
+            raise MechRLError(
+                f"{self._where}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {shape}"
+            )
         # half precision is widened before the norms are folded in; a float64 checkpoint stays exact (tests rely on it)
         return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 

@@ -45,7 +45,12 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
         raise MechRLError(f"{path}: no such file") from exc
     except OSError as exc:
         raise MechRLError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
-    except (ValueError, IndexError, KeyError, OverflowError) as exc:  # what the reader stumbles over in damaged bytes
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        OverflowError,
+    ) as exc:  # what the reader stumbles over in damaged bytes
         raise MechRLError(f"{path}: not a GGUF file, or a truncated one; fetch it again") from exc
     if reader.byte_order != "I":
         raise MechRLError(f"{path}: written for the other byte order; convert it with gguf_convert_endian.py")
@@ -69,8 +74,15 @@ def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
 def _contents(path: str | Path, field: Any) -> Any:
     try:
         return field.contents()
-    except (ValueError, IndexError, TypeError, KeyError) as exc:  # text that is no UTF-8, or a field that is none
-        raise MechRLError(f"{path}: GGUF field {field.name!r:.60} is damaged ({exc}); fetch it again") from exc
+    except (
+        ValueError,
+        IndexError,
+        TypeError,
+        KeyError,
+    ) as exc:  # text that is no UTF-8, or a field that is none
+        raise MechRLError(
+            f"{path}: GGUF field {field.name!r:.60} is damaged ({exc}); fetch it again"
+        ) from exc
 
 
 def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Any:
@@ -79,7 +91,9 @@ def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
 
     architecture = meta.get("general.architecture")
     if architecture not in ("llama", "qwen2"):
-        raise MechRLError(f"{path}: GGUF architecture {architecture!r} is not supported; supported: llama, qwen2")
+        raise MechRLError(
+            f"{path}: GGUF architecture {architecture!r} is not supported; supported: llama, qwen2"
+        )
 
     def get(key: str, kind: type, default: Any = None) -> Any:
         value = meta.get(f"{architecture}.{key}", default)
@@ -92,7 +106,8 @@ def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
     head_dim = get("attention.key_length", int, width // max(heads, 1))
     unsupported = {
         "a mixture of experts": get("expert_count", int, 0) > 0,
-        "scaled rotary positions": get("rope.scaling.type", str, "none") != "none" or "rope_freqs.weight" in shapes,
+        "scaled rotary positions": get("rope.scaling.type", str, "none") != "none"
+        or "rope_freqs.weight" in shapes,
         "partial rotary positions": get("rope.dimension_count", int, head_dim) != head_dim,
         "values of another width than keys": get("attention.value_length", int, head_dim) != head_dim,
     }
@@ -165,7 +180,9 @@ def byte_level_bpe(
 
     def split(digits: str) -> pre_tokenizers.PreTokenizer:
         words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
-        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
 
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     splitters = {
@@ -175,14 +192,18 @@ def byte_level_bpe(
         "llama-bpe": split("{1,3}"),
     }
     if pre not in splitters:
-        raise MechRLError(f"{where}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(splitters)}")
+        raise MechRLError(
+            f"{where}: pre-tokenizer {pre!r} is not supported; supported: {', '.join(splitters)}"
+        )
     try:
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         check_merges(vocab, pairs)
         # Llama 3 takes a word that is in the vocabulary as it is, whether or not its merges lead there
         bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
     except Exception as exc:  # the library has no narrower class for merges that do not fit the vocabulary
-        raise MechRLError(f"{where}: the tokenizer's tokens and merges do not fit together; fetch it again") from exc
+        raise MechRLError(
+            f"{where}: the tokenizer's tokens and merges do not fit together; fetch it again"
+        ) from exc
     backend = Backend(bpe)
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()

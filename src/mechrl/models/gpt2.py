@@ -42,7 +42,9 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         if config.scale_attn_by_inverse_layer_idx:
             scale /= layer + 1
         W_o = w.get(p + "attn.c_proj.weight", d, d).reshape(H, e, d).contiguous()
-        attention.append(Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, w.get(p + "attn.c_proj.bias", d), scale))
+        attention.append(
+            Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, w.get(p + "attn.c_proj.bias", d), scale)
+        )
 
         W_in, b_in = fold(
             w.get(p + "mlp.c_fc.weight", d, m),
@@ -68,4 +70,3 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         unembedding=embedding if tied else w.get("lm_head.weight", V, d),
         checksum=checksum({k: v for k, v in tensors.items() if k != "lm_head.weight" or not tied}),
     )
-

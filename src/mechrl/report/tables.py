@@ -39,7 +39,10 @@ class Table:
             raise ValueError(f"table {self.name}: a row has not as many values as there are columns")
 
     def texts(self) -> list[list[str]]:
-        return [[show(value, column.digits) for value, column in zip(row, self.columns, strict=True)] for row in self.rows]
+        return [
+            [show(value, column.digits) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
 
     @property
     def headings(self) -> list[str]:
@@ -61,14 +64,25 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         header = zip(self.headings, spread, strict=True)
-        writer.writerow([part for name, wide in header for part in ([name, f"{name} sd", f"{name} n"] if wide else [name])])
+        writer.writerow(
+            [
+                part
+                for name, wide in header
+                for part in ([name, f"{name} sd", f"{name} n"] if wide else [name])
+            ]
+        )
         for row in self.rows:
-            writer.writerow([part for value, wide in zip(row, spread, strict=True) for part in _parts(value, wide)])
+            writer.writerow(
+                [part for value, wide in zip(row, spread, strict=True) for part in _parts(value, wide)]
+            )
         return out.getvalue()
 
     def to_json(self) -> dict[str, Any]:
         rows = [
-            {name: asdict(v) if isinstance(v, Spread) else v for name, v in zip(self.headings, row, strict=True)}
+            {
+                name: asdict(v) if isinstance(v, Spread) else v
+                for name, v in zip(self.headings, row, strict=True)
+            }
             for row in self.rows
         ]
         known = {"name": self.name, "title": self.title, "caption": self.caption, "command": self.command}

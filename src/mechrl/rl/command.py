@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from mechrl.rl.train import Run
 
 Rule = Annotated[
-    str, typer.Option(help="`smallest`: the smallest circuit with f ≥ tau, else the most faithful; `paper`: the most faithful.")
+    str,
+    typer.Option(
+        help="`smallest`: the smallest circuit with f ≥ tau, else the most faithful; `paper`: the most faithful."
+    ),
 ]
-Judge = Annotated[str, typer.Option(help="The pairs by whose f the rule chooses: `discovery` or `validation`.")]
+Judge = Annotated[
+    str, typer.Option(help="The pairs by whose f the rule chooses: `discovery` or `validation`.")
+]
 Along = Annotated[
     bool | None,
     typer.Option(
@@ -44,7 +49,11 @@ Trades = Annotated[
 K = Annotated[
     int | None,
     typer.Option(
-        "--k", min=1, max=MOST_EDGES, help="Candidate edges by each score. [default: as in training]", show_default=False
+        "--k",
+        min=1,
+        max=MOST_EDGES,
+        help="Candidate edges by each score. [default: as in training]",
+        show_default=False,
     ),
 ]
 Prefilter = Annotated[
@@ -62,10 +71,14 @@ def train_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "train",
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/train"),
-    iterations: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Rollouts, each followed by an update.")] = 1200,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=MOST_STEPS, help="Rollouts, each followed by an update.")
+    ] = 1200,
     transitions: options.Transitions = 512,
     envs: options.Envs = 32,
-    k: Annotated[int, typer.Option("--k", min=1, max=MOST_EDGES, help="Candidate edges by each score.")] = 3000,
+    k: Annotated[
+        int, typer.Option("--k", min=1, max=MOST_EDGES, help="Candidate edges by each score.")
+    ] = 3000,
     prefilter: options.Prefilter = "metric",
     spare: Annotated[
         float,
@@ -88,12 +101,18 @@ def train_command(
         ),
     ] = 0.98,
     best_so_far: Annotated[
-        bool, typer.Option("--best-so-far", help="Reward the best circuit of an episode so far, not the one it is at.")
+        bool,
+        typer.Option(
+            "--best-so-far", help="Reward the best circuit of an episode so far, not the one it is at."
+        ),
     ] = False,
     give_up: Annotated[
         float | None,
         typer.Option(
-            min=0, max=MOST_COEFFICIENT, callback=options.finite, help="End an episode whose f is this far below the agent's target."
+            min=0,
+            max=MOST_COEFFICIENT,
+            callback=options.finite,
+            help="End an episode whose f is this far below the agent's target.",
         ),
     ] = None,
     log_share: Annotated[
@@ -124,31 +143,52 @@ def train_command(
         ),
     ] = 0.0,
     take_back: Annotated[
-        bool, typer.Option("--take-back", help="Take back cuts that leave f below the agent's target. Needs --parts.")
+        bool,
+        typer.Option(
+            "--take-back", help="Take back cuts that leave f below the agent's target. Needs --parts."
+        ),
     ] = False,
     parts: Annotated[
-        bool, typer.Option("--parts", help="Six more actions: cut a tenth or a third, what ranks lowest in one of three orders.")
+        bool,
+        typer.Option(
+            "--parts",
+            help="Six more actions: cut a tenth or a third, what ranks lowest in one of three orders.",
+        ),
     ] = False,
     trades: Annotated[
         bool,
-        typer.Option("--trades", help="One more action: measure single edges, bring a few back, cut more. Needs --take-back."),
+        typer.Option(
+            "--trades",
+            help="One more action: measure single edges, bring a few back, cut more. Needs --take-back.",
+        ),
     ] = False,
     pass_cost: Annotated[
-        float, typer.Option(min=0, max=MOST_COEFFICIENT, callback=options.finite, help="What every pass costs of the reward.")
+        float,
+        typer.Option(
+            min=0, max=MOST_COEFFICIENT, callback=options.finite, help="What every pass costs of the reward."
+        ),
     ] = 0.0,
     max_steps: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Decisions in an episode.")] = 150,
     learning_rate: options.LearningRate = 2.5e-4,
     entropy: options.Entropy = 0.01,
     gamma: Annotated[
         float,
-        typer.Option(min=0, max=1, callback=options.finite, help="Discount; with a small budget a smaller one learns sooner."),
+        typer.Option(
+            min=0,
+            max=1,
+            callback=options.finite,
+            help="Discount; with a small budget a smaller one learns sooner.",
+        ),
     ] = 0.99,
-    width: Annotated[int, typer.Option(min=1, max=MOST_WIDTH, help="Of the policy's hidden layers (H).")] = 128,
+    width: Annotated[
+        int, typer.Option(min=1, max=MOST_WIDTH, help="Of the policy's hidden layers (H).")
+    ] = 128,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     half: options.Half = False,
     init_from: Annotated[
-        Path | None, typer.Option(help="Folder of a policy to start from: its weights only.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder of a policy to start from: its weights only.", show_default=False),
     ] = None,
     save_every: options.SaveEvery = 20,
     seconds: options.SecondsThenResume = None,
@@ -188,9 +228,13 @@ def train_command(
     )
     settings = TaskSettings(pairs, k, prefilter, half, spare)  # type: ignore[arg-type]  # checked there, with a message for people
     if take_back and not parts:
-        raise MechRLError("--take-back needs --parts: with the paper's actions alone episodes would end too soon")
+        raise MechRLError(
+            "--take-back needs --parts: with the paper's actions alone episodes would end too soon"
+        )
     if trades and not take_back:
-        raise MechRLError("--trades needs --take-back: an exchange begins and ends with an f that reaches the target")
+        raise MechRLError(
+            "--trades needs --take-back: an exchange begins and ends with an f that reaches the target"
+        )
     if not 0 <= look_again < 1:
         raise MechRLError(f"--look-again takes a number from 0 to below 1, not {look_again:g}")
     reward = RewardSettings(
@@ -220,10 +264,14 @@ def train_command(
     for behaviour in chosen:
         with working(f"ranking the edges of {model} for {behaviour.name}"):
             task = task_of(loaded, behaviour, settings, reward)
-        say(f"{task.name}: {task.K:,} candidates from {task.M} components, f = {task.ceiling:.3f}, target {task.tau:.3f}")
+        say(
+            f"{task.name}: {task.K:,} candidates from {task.M} components, f = {task.ceiling:.3f}, target {task.tau:.3f}"
+        )
         tasks.append(task)
     trainer = Trainer(tasks, config, reward, start, loaded.device, group)
-    about = describe(loaded, trainer, settings, file_checksum(init_from / "model.safetensors") if init_from else None)
+    about = describe(
+        loaded, trainer, settings, file_checksum(init_from / "model.safetensors") if init_from else None
+    )
     run = Run(out, trainer, about, resume, save_every, began)
     try:
         _train(run, None if seconds is None else began + seconds, as_json)
@@ -298,10 +346,16 @@ def adapt_command(
     model: options.Model = "toy",
     policy: options.Policy = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STEPS, help="Of training. [default: 80, from scratch 200]", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, max=MOST_STEPS, help="Of training. [default: 80, from scratch 200]", show_default=False
+        ),
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="The control: start from an untrained policy of the same width and prior.")
+        bool,
+        typer.Option(
+            "--from-scratch", help="The control: start from an untrained policy of the same width and prior."
+        ),
     ] = False,
     transitions: options.Transitions = 512,
     envs: options.Envs = 32,
@@ -317,9 +371,9 @@ def adapt_command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     half: options.Half = False,
-    out: Annotated[Path, typer.Option(help="Folder for circuit.json, the adapted policy and metrics.jsonl.")] = Path(
-        "runs/adapt"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for circuit.json, the adapted policy and metrics.jsonl.")
+    ] = Path("runs/adapt"),
     save_every: options.SaveEvery = 20,
     seconds: options.SecondsThenResume = None,
     force: options.Force = False,
@@ -352,7 +406,9 @@ def adapt_command(
     start = load_policy(folder)
     n = iterations or (200 if from_scratch else 80)
     config = PPOConfig(n, transitions, envs, deconflict=False, seed=seed, **learned_with(folder))
-    if from_scratch:  # all but the weights is the policy's: what it was before training, candidates, episodes, discount
+    if (
+        from_scratch
+    ):  # all but the weights is the policy's: what it was before training, candidates, episodes, discount
         torch.manual_seed(seed)
         start = Policy(start.config)
     settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
@@ -364,7 +420,9 @@ def adapt_command(
             gate.check(loaded, chosen)
         task = task_of(loaded, chosen, settings, reward)
     trainer = Trainer([task], config, reward, start, loaded.device)
-    about = describe(loaded, trainer, settings, None if from_scratch else file_checksum(folder / "model.safetensors"))
+    about = describe(
+        loaded, trainer, settings, None if from_scratch else file_checksum(folder / "model.safetensors")
+    )
     run = Run(out, trainer, about, resume, save_every, began)
     _train(run, None if seconds is None else began + seconds, as_json)
     with Live("deploy", quiet=0) as live:
@@ -447,11 +505,17 @@ class _TrainingLine:
     """Return, f and size of the last episodes that ended, speed and what remains."""
 
     def __init__(self, run: Run) -> None:
-        self.total, self.first, self.began = run.trainer.config.iterations, run.trainer.iteration, time.monotonic()
+        self.total, self.first, self.began = (
+            run.trainer.config.iterations,
+            run.trainer.iteration,
+            time.monotonic(),
+        )
         self.known: dict[str, Any] = {}
 
     def of(self, row: dict[str, Any]) -> str:
-        self.known |= {key: value for key, value in row.items() if value is not None}  # episodes do not end in every iteration
+        self.known |= {
+            key: value for key, value in row.items() if value is not None
+        }  # episodes do not end in every iteration
         known, done = self.known, row["iteration"]
         parts = [f"iteration {done:,} of {self.total:,}"]
         if "episode/return" in known:
@@ -476,8 +540,12 @@ def _print(circuit: Circuit, path: Path, as_json: bool) -> None:
     answer(f"chosen: {known['note']}")
     if known["best_along_episode"]:
         last = known["last_masks"]
-        answer(f"the episodes' last masks alone would have given {last['edges']} edges with f = {last['faithfulness']:.3f}")
-    judged = circuit.faithfulness if circuit.faithfulness_validation is None else circuit.faithfulness_validation
+        answer(
+            f"the episodes' last masks alone would have given {last['edges']} edges with f = {last['faithfulness']:.3f}"
+        )
+    judged = (
+        circuit.faithfulness if circuit.faithfulness_validation is None else circuit.faithfulness_validation
+    )
     if judged < circuit.tau:
         answer(
             f"f = {circuit.tau:g} was not reached on the {known['judge']} pairs; all candidates together have f = {known['ceiling']:.3f}"

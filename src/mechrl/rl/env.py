@@ -44,17 +44,41 @@ from mechrl.search.exchange import PASSES_PER_EDGE, Judging, Trade, exchange, si
 _PAPERS = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 PARTS = (10, 3)
 ACTION_TYPES = (*_PAPERS, *(f"part-{part}-{weight:g}" for part in PARTS for weight in ORDERS), "trade")
-STOP, NODE, PART = 0, 5, len(_PAPERS)  # parts of the circuit come after the paper's types: every part in every order
+STOP, NODE, PART = (
+    0,
+    5,
+    len(_PAPERS),
+)  # parts of the circuit come after the paper's types: every part in every order
 TRADE = len(ACTION_TYPES) - 1
 PAPERS_TYPES = len(_PAPERS)
-BATCH_SIZES = (0, 1, 3, 10, 30, 0, *(0 for _ in ACTION_TYPES[PART:]))  # edges that an action of each type picks
+BATCH_SIZES = (
+    0,
+    1,
+    3,
+    10,
+    30,
+    0,
+    *(0 for _ in ACTION_TYPES[PART:]),
+)  # edges that an action of each type picks
 NEEDS = (0, 1, 3, 10, 30, 1, *(part for part in PARTS for _ in ORDERS), 1)  # edges that must be left for it
 MAX_PICKS = max(BATCH_SIZES)
 # where mask gradients are taken between the empty circuit and the one looked at: Gauss's two points, exact for cubic polynomials
 LOOK = (0.5 - 0.5 / 3**0.5, 0.5 + 0.5 / 3**0.5)
 LOOK_PASSES = 3 * len(LOOK)  # forward and backward
 # what a step of `VectorEnv` depends on; for one that goes on, also what was spent
-STATE = ("task", "mask", "f", "change", "best", "step_count", "finer", "episode", "scores", "looked", "closed")
+STATE = (
+    "task",
+    "mask",
+    "f",
+    "change",
+    "best",
+    "step_count",
+    "finer",
+    "episode",
+    "scores",
+    "looked",
+    "closed",
+)
 STATE_AND_SPENT = (*STATE, "renewed", "passes")
 
 
@@ -68,11 +92,15 @@ class RewardSettings:
     tau_low: float = 0.5
     tau_high: float = 0.98
     log_share: float = 0.0  # how much of the size's reward goes by log k instead of k
-    best_so_far: bool = False  # reward the best potential reached so far: what deployment along the episode will choose from
+    best_so_far: bool = (
+        False  # reward the best potential reached so far: what deployment along the episode will choose from
+    )
     give_up: float | None = None  # an episode ends when f is this far below τ
     look_again: float = 0.0  # renew the scores when the circuit has shrunk to this part of what it was; 0: never, as the paper
     take_back: bool = False  # cuts that leave f below τ
-    trades: bool = False  # exchanges are an action too, for agents that take back: it begins and ends with f ≥ τ
+    trades: bool = (
+        False  # exchanges are an action too, for agents that take back: it begins and ends with f ≥ τ
+    )
     pass_cost: float = 0.0  # of the reward, for every pass of 20 pairs
     already_cut: float = -0.01
     max_steps: int = 150
@@ -82,7 +110,9 @@ class RewardSettings:
         low = self.tau_low if ceiling >= self.tau_low else -np.inf
         return float(np.clip(ceiling - self.margin, low, self.tau_high))
 
-    def potential(self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float) -> np.ndarray:
+    def potential(
+        self, f: np.ndarray, kept: np.ndarray, total: np.ndarray | int, tau: np.ndarray | float
+    ) -> np.ndarray:
         size = (1 - self.log_share) * kept / total + self.log_share * np.log1p(kept) / np.log1p(total)
         return self.w * (1 - size) - self.lam * np.maximum(0, tau - f)
 
@@ -134,7 +164,9 @@ class Steps:
     reward: np.ndarray  # [n]
     f: np.ndarray  # [n] faithfulness and ...
     edges: np.ndarray  # [n] ... size of the circuit after the step, before any restart
-    done: np.ndarray  # [n] bool: stopped, given up, or out of steps; the state shown afterwards is the next episode's first
+    done: (
+        np.ndarray
+    )  # [n] bool: stopped, given up, or out of steps; the state shown afterwards is the next episode's first
 
 
 class VectorEnv:
@@ -166,18 +198,28 @@ class VectorEnv:
         self.mask = np.zeros((n, self.width), dtype=bool)
         self.f, self.change = np.zeros(n), np.zeros(n)  # by the last cut, also if it was taken back
         self.best = np.zeros(n)  # the largest potential of the episode so far
-        self.scores = np.zeros((n, self.width if settings.look_again else 0), dtype=np.float32)  # as of the last look
+        self.scores = np.zeros(
+            (n, self.width if settings.look_again else 0), dtype=np.float32
+        )  # as of the last look
         self.looked = np.zeros(n, dtype=np.int64)  # edges at the last look
-        self.closed = np.zeros((n, len(ACTION_TYPES)), dtype=bool)  # types of cuts that were taken back since then
+        self.closed = np.zeros(
+            (n, len(ACTION_TYPES)), dtype=bool
+        )  # types of cuts that were taken back since then
         self.step_count = np.zeros(n, dtype=np.int64)
-        self.finer = np.zeros(n, dtype=np.int64)  # times that the groups of edges that are traded together were halved
+        self.finer = np.zeros(
+            n, dtype=np.int64
+        )  # times that the groups of edges that are traded together were halved
         self.renewed = np.zeros((n, 2))  # edges, and passes, when the steps were last counted from 0
-        self.passes = np.zeros(n)  # what every environment's steps and looks have cost, without the first look, which is shared
+        self.passes = np.zeros(
+            n
+        )  # what every environment's steps and looks have cost, without the first look, which is shared
         self._pass = np.array([task.engine.n_pairs / PAIRS_PER_PASS for task in tasks])
         self._K = np.array([task.K for task in tasks])
         self._tau = np.array([task.tau for task in tasks])
         self._ceiling = np.array([task.ceiling for task in tasks])
-        self._never = (np.arange(len(ACTION_TYPES)) == TRADE) & (not settings.trades)  # types that are closed for good
+        self._never = (np.arange(len(ACTION_TYPES)) == TRADE) & (
+            not settings.trades
+        )  # types that are closed for good
         if settings.look_again:
             whole = np.arange(self.width) < self._K[:, None]
             self._first_look = self.engines.mask_gradients(np.arange(len(tasks)), whole, LOOK)
@@ -220,7 +262,9 @@ class VectorEnv:
             f[changed] = self.engines.faithfulness(self.task[changed], self.mask[changed])
         self.passes += changed * self._pass[self.task]
         K, tau, settings = self._K[self.task], self._tau[self.task], self.settings
-        minimal = np.zeros(self.n, dtype=bool)  # no edge of those that seem cheapest can go, measured one by one, nor be traded
+        minimal = np.zeros(
+            self.n, dtype=bool
+        )  # no edge of those that seem cheapest can go, measured one by one, nor be traded
         for j, trade in self._trade(np.flatnonzero(trading)).items():
             if trade is None:
                 self.closed[j, TRADE] = True
@@ -234,7 +278,9 @@ class VectorEnv:
             self.closed[failed, actions.type[failed]] = True
         self.closed[(self.mask != before).any(1), TRADE] = self._never[TRADE]
         after = settings.potential(f, self.mask.sum(1), K, tau)
-        reward = after - (self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau))
+        reward = after - (
+            self.best if settings.best_so_far else settings.potential(self.f, before.sum(1), K, tau)
+        )
         reward = np.maximum(reward, 0) if settings.best_so_far else reward
         reward += settings.already_cut * wasted
         self.best = np.maximum(self.best, after)
@@ -309,7 +355,9 @@ class VectorEnv:
         for i, of in zip(which.tolist(), gain, strict=True):
             task = self.tasks[self.task[i]]
             prune = partial(task.engine.graph.prune, edges=task.candidates)
-            trying[i] = exchange(self.mask[i, : task.K].copy(), float(self.f[i]), task.tau, of[: task.K], prune, self._group(i))
+            trying[i] = exchange(
+                self.mask[i, : task.K].copy(), float(self.f[i]), task.tau, of[: task.K], prune, self._group(i)
+            )
             ask(i, None)
         while asked:
             owner = np.repeat(list(asked), [len(masks) for masks in asked.values()])
@@ -330,8 +378,12 @@ class VectorEnv:
     def _lowest(self, i: int, part: int, order: int) -> np.ndarray:
         """Of the edges left in environment i those that rank lowest by their scores, as of the last look or the prefilter's."""
         left = np.flatnonzero(self.mask[i])
-        scores = self.scores[i] if self.settings.look_again else self.tasks[self.task[i]].features.edges[:, SCORE]
-        return left[np.argsort(strength(scores[left], ORDERS[order]), kind="stable")[: len(left) // PARTS[part]]]
+        scores = (
+            self.scores[i] if self.settings.look_again else self.tasks[self.task[i]].features.edges[:, SCORE]
+        )
+        return left[
+            np.argsort(strength(scores[left], ORDERS[order]), kind="stable")[: len(left) // PARTS[part]]
+        ]
 
     def _look(self, which: np.ndarray, edges: np.ndarray) -> None:
         if which.any():

@@ -33,7 +33,9 @@ class Features:
     node_sources: np.ndarray  # [M] the parents, as sources of the graph
 
 
-def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_nodes: bool = False) -> Features:
+def features(
+    graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_nodes: bool = False
+) -> Features:
     """Features of the edges `candidates` [K] with attribution `scores` [K].
 
     signed_nodes: sum a component's signed scores, as the published code does, instead of their absolute values (the appendix).
@@ -57,7 +59,9 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray, signed_no
         _over_max(np.bincount(parent)),
         _over_max(total),
     ]
-    return Features(edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes)
+    return Features(
+        edge_rows.astype(np.float32), np.column_stack(node_columns).astype(np.float32), parent, nodes
+    )
 
 
 def look(scores: Tensor) -> Tensor:
@@ -79,7 +83,11 @@ def totals(worth: Tensor, parent: Tensor, M: int) -> Tensor:
     """[n, M] the components' summed strengths, over the largest. Added up as integers, in whatever order a GPU adds them: strengths are at
     most 1, so 2^46 of each fit, of 2^17 edges together."""
     whole = (worth * 2.0**46).long()
-    total = torch.zeros(len(worth), M, dtype=torch.int64, device=worth.device).scatter_add_(1, parent, whole).to(worth.dtype)
+    total = (
+        torch.zeros(len(worth), M, dtype=torch.int64, device=worth.device)
+        .scatter_add_(1, parent, whole)
+        .to(worth.dtype)
+    )
     largest = total.amax(-1, keepdim=True)
     return total / torch.where(largest > 0, largest, 1.0)
 

@@ -37,24 +37,39 @@ class CircuitEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self.observation_space, self.action_space = spaces.Dict(observation), spaces.Dict(action)
         self._inner = VectorEnv([task], 1, settings, np.random.default_rng(0))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict]:
         super().reset(seed=seed)
         self._inner.reset(0, 0)
         return self._observation(), self._info()
 
     def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict]:
         kind = int(action["type"])
-        actions = Actions(np.array([kind]), np.asarray(action["edges"])[None], np.array([int(action["node"])]))
+        actions = Actions(
+            np.array([kind]), np.asarray(action["edges"])[None], np.array([int(action["node"])])
+        )
         steps = self._inner.step(actions, restart=False)
         stopped = kind == STOP
-        return self._observation(), float(steps.reward[0]), stopped, bool(steps.done[0]) and not stopped, self._info()
+        return (
+            self._observation(),
+            float(steps.reward[0]),
+            stopped,
+            bool(steps.done[0]) and not stopped,
+            self._info(),
+        )
 
     def _observation(self) -> dict[str, Any]:
         features = self.task.features
         if self.settings.look_again:
             features = after_look(features, self._inner.scores[0])
         mask = self._inner.mask[0].astype(np.int8)
-        return {"edges": features.edges.copy(), "nodes": features.nodes.copy(), "mask": mask, "globals": self._inner.globals()[0]}
+        return {
+            "edges": features.edges.copy(),
+            "nodes": features.nodes.copy(),
+            "mask": mask,
+            "globals": self._inner.globals()[0],
+        }
 
     def _info(self) -> dict:
         return {"faithfulness": float(self._inner.f[0]), "edges": int(self._inner.mask[0].sum())}

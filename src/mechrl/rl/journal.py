@@ -63,9 +63,14 @@ class Journal:
         """Now and then, when the rollouts have ended, and when they are to stop."""
         asked, now = self.stopping(), time.perf_counter()  # asked once: it may become true between two looks
         if asked or ended or now - self._written > _EVERY:
-            spent = {"passes": self.engine.passes - self._passes, "seconds": self.seconds_before + now - self._began}
+            spent = {
+                "passes": self.engine.passes - self._passes,
+                "seconds": self.seconds_before + now - self._began,
+            }
             content = arrays()
-            self._saving.attempt(lambda: write_atomically(self._path, sealed(content, {"spent": json.dumps(spent)})))
+            self._saving.attempt(
+                lambda: write_atomically(self._path, sealed(content, {"spent": json.dumps(spent)}))
+            )
             self._written = now
         if asked:
             raise Interrupted

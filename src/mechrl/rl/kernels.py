@@ -54,7 +54,9 @@ class Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         rows, place = ctx.saved_tensors
-        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(2, rows, 1.0)  # wrong for the last row, which has no gradient
+        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(
+            2, rows, 1.0
+        )  # wrong for the last row, which has no gradient
         return (bag.mT @ d_total).scatter_add_(1, place, d_top), None, None, None
 
 
@@ -68,7 +70,9 @@ def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tupl
     found, unit = table.new_empty(step * rows.shape[2], H), torch.arange(H, device=table.device)[:, None]
     for t, g, u in _by_table(task, count, U, step):
         these = rows[g, u].unflatten(1, (-1, 64))  # [n, blocks, 64]
-        values = torch.index_select(table[t], 0, these.flatten(), out=found[: these.numel()]).view(*these.shape, H)
+        values = torch.index_select(table[t], 0, these.flatten(), out=found[: these.numel()]).view(
+            *these.shape, H
+        )
         top[g, u], block = values.amax(2).max(1)  # [n, H]
         candidates = these.gather(1, block[..., None].expand(-1, -1, 64))  # [n, H, 64]
         winner = table[t][candidates, unit].argmax(2, keepdim=True)
@@ -125,7 +129,14 @@ class Picks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, first: Tensor, shift: Tensor, weight: Tensor, alive: Tensor, pick: Tensor, task: Tensor, count: Tensor
+        ctx: Any,
+        first: Tensor,
+        shift: Tensor,
+        weight: Tensor,
+        alive: Tensor,
+        pick: Tensor,
+        task: Tensor,
+        count: Tensor,
     ) -> tuple[Tensor, Tensor]:
         log_probs = scores(first, shift, weight, task, count).masked_fill_(~alive, -torch.inf).log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)
@@ -136,7 +147,9 @@ class Picks(torch.autograd.Function):
     def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         first, shift, weight, log_probs, entropy, pick, count = ctx.saved_tensors
         p = log_probs.exp()
-        d_score = torch.special.entr(p) * d_entropy[..., None] - p * (d_log_prob + d_entropy * entropy)[..., None]
+        d_score = (
+            torch.special.entr(p) * d_entropy[..., None] - p * (d_log_prob + d_entropy * entropy)[..., None]
+        )
         d_score.scatter_add_(2, pick[..., None], d_log_prob[..., None])
         backward = scores_backward_triton if available(first) else scores_backward_torch
         of_edges, of_states = backward(d_score, first, shift, count)
@@ -155,7 +168,9 @@ def scores_torch(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, cou
     return result
 
 
-def scores_backward_torch(d_score: Tensor, first: Tensor, shift: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def scores_backward_torch(
+    d_score: Tensor, first: Tensor, shift: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
     """Σ_u [G, H, K] and Σ_k [G, U, H] of d_score where the hidden unit is on; group g reads table g."""
     H, K = first.shape[1:]
     of_edges, of_states = torch.zeros_like(first), torch.zeros_like(shift)
@@ -164,7 +179,10 @@ def scores_backward_torch(d_score: Tensor, first: Tensor, shift: Tensor, count: 
     for g in range(len(first)):
         for u in range(0, int(count[g]), step):
             here = slice(u, min(u + step, int(count[g])))
-            part, d = torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u]), d_score[g, here]  # 1 or 0
+            part, d = (
+                torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u]),
+                d_score[g, here],
+            )  # 1 or 0
             of_states[g, here] = (part @ d[..., None])[..., 0]
             of_edges[g] += part.mul_(d[:, None]).sum(0)
     return of_edges, of_states
@@ -177,7 +195,18 @@ def scores_triton(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, co
     result = first.new_empty(G, U, K)
     _scores_kernel[(G * triton.cdiv(U, block_u), triton.cdiv(K, block_k))](
         # hidden units one after the other: transposed, the states' shares of a unit are contiguous
-        *(first.contiguous(), shift.mT.contiguous(), weight, task, count, result, U, K, weight.stride(0), weight.stride(1)),
+        *(
+            first.contiguous(),
+            shift.mT.contiguous(),
+            weight,
+            task,
+            count,
+            result,
+            U,
+            K,
+            weight.stride(0),
+            weight.stride(1),
+        ),
         H=H,
         unroll=4 if H % 4 == 0 else 1,
         block_u=block_u,
@@ -187,13 +216,20 @@ def scores_triton(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, co
     return result
 
 
-def scores_backward_triton(d_score: Tensor, first: Tensor, shift: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def scores_backward_triton(
+    d_score: Tensor, first: Tensor, shift: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
     (G, U, H), K = shift.shape, first.shape[2]
     first, shift, d_score = first.contiguous(), shift.contiguous(), d_score.contiguous()
     of_edges = torch.empty_like(first)
     block_k, block_h = 128, min(32, triton.next_power_of_2(H))
     _of_edges_kernel[(G * triton.cdiv(K, block_k), triton.cdiv(H, block_h))](
-        *(d_score, first, shift, count, of_edges, U, K), H=H, unroll=4, block_h=block_h, block_k=block_k, num_warps=4
+        *(d_score, first, shift, count, of_edges, U, K),
+        H=H,
+        unroll=4,
+        block_h=block_h,
+        block_k=block_k,
+        num_warps=4,
     )
     block_u, block_h = min(32, triton.next_power_of_2(U)), min(128, triton.next_power_of_2(H))
     blocks = G * triton.cdiv(U, block_u)
@@ -226,14 +262,18 @@ def project_torch(gram: Tensor, order: Tensor) -> Tensor:
     coefficients = torch.eye(T, dtype=gram.dtype, device=gram.device)
     for j in order.T:  # for every i another one
         dot = (coefficients * gram[j]).sum(1)
-        conflict = (dot < 0) & (j != itself)  # a zero gradient has no negative product, so nothing is divided by zero
+        conflict = (dot < 0) & (
+            j != itself
+        )  # a zero gradient has no negative product, so nothing is divided by zero
         coefficients[itself, j] -= torch.where(conflict, dot / gram[j, j], 0.0)
     return coefficients
 
 
 def project_triton(gram: Tensor, order: Tensor) -> Tensor:
     T, result = len(gram), torch.empty_like(gram)
-    _project_kernel[(1,)](gram.contiguous(), order.contiguous(), result, T, block=max(2, triton.next_power_of_2(T)), num_warps=4)
+    _project_kernel[(1,)](
+        gram.contiguous(), order.contiguous(), result, T, block=max(2, triton.next_power_of_2(T)), num_warps=4
+    )
     return result
 
 
@@ -255,14 +295,18 @@ if triton is not None:
         table += tl.load(task + g).to(tl.int64) * R * H
         rows += (g.to(tl.int64) * U + u)[:, None] * n_items
         first = tl.program_id(2) * per_chunk
-        end = tl.where(start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first)  # padding: nothing to do
+        end = tl.where(
+            start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first
+        )  # padding: nothing to do
         sums = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         best = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         where = tl.full([block_u, block_i, block_h], R - 1, dtype=tl.int32)
         for step in range(first, end, 4 * block_i):
             for j in tl.static_range(4):
                 i = step + j * block_i + tl.arange(0, block_i)
-                row = tl.load(rows + i[None, :], mask=(u < U)[:, None] & (i < end)[None, :], other=R - 1).to(tl.int32)
+                row = tl.load(rows + i[None, :], mask=(u < U)[:, None] & (i < end)[None, :], other=R - 1).to(
+                    tl.int32
+                )
                 place_of = table + row[:, :, None] * H + h[None, None, :]
                 if H % block_h:
                     value = tl.load(place_of, mask=(h < H)[None, None, :], other=0.0)
@@ -362,7 +406,9 @@ if triton is not None:
         coefficients = tl.where((i[:, None] == c[None, :]), 1.0, 0.0).to(tl.float64)
         for step in range(0, T):
             j = tl.load(order + i * T + step, mask=i < T, other=0).to(tl.int32)
-            row = tl.load(gram + j[:, None] * T + c[None, :], mask=(i < T)[:, None] & (c < T)[None, :], other=0.0)
+            row = tl.load(
+                gram + j[:, None] * T + c[None, :], mask=(i < T)[:, None] & (c < T)[None, :], other=0.0
+            )
             square = tl.load(gram + j * T + j, mask=i < T, other=1.0)
             dot = tl.sum(coefficients * row, 1)
             conflict = (dot < 0) & (j != i)

@@ -63,19 +63,25 @@ class Log:
                     file.truncate(size)
                     raise
         except OSError as exc:
-            raise CannotWrite(f"{self.path}: cannot be written ({exc.strerror}); {advice(exc.errno)}") from exc
+            raise CannotWrite(
+                f"{self.path}: cannot be written ({exc.strerror}); {advice(exc.errno)}"
+            ) from exc
         self._waiting = b""
 
     def _open_board(self, iteration: int) -> None:
         with suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.path.parent / "tb"), purge_step=iteration + 1 if iteration else None)
+            self._board = SummaryWriter(
+                str(self.path.parent / "tb"), purge_step=iteration + 1 if iteration else None
+            )
 
     def _to_board(self, do: Callable[[], None]) -> None:
         """Its numbers are in metrics.jsonl too: where it cannot write, it is done without."""
         try:
             do()
         except OSError as exc:
-            say(f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run goes on without TensorBoard")
+            say(
+                f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run goes on without TensorBoard"
+            )
             self._board = None

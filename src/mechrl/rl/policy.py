@@ -39,7 +39,18 @@ from mechrl.files import write_atomically
 from mechrl.ranges import MOST_WIDTH
 from mechrl.reading import made_of, read_json
 from mechrl.rl import kernels
-from mechrl.rl.env import ACTION_TYPES, BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PAPERS_TYPES, PART, TRADE, Actions, Task
+from mechrl.rl.env import (
+    ACTION_TYPES,
+    BATCH_SIZES,
+    MAX_PICKS,
+    NEEDS,
+    NODE,
+    PAPERS_TYPES,
+    PART,
+    TRADE,
+    Actions,
+    Task,
+)
 from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE, RANK, SCORE, TOTAL, look, totals
 
 _GRAPHS = 4  # captured at a time: deployment acts greedily and by drawing, in turns
@@ -61,13 +72,19 @@ class PolicyConfig:
     cut_1_bias: float = 2.0
     cut_30_bias: float = 0.0
     prior: float = 0.0
-    parts: bool = False  # whether it knows to cut a tenth or a third of the circuit at once, which the paper's does not
+    parts: bool = (
+        False  # whether it knows to cut a tenth or a third of the circuit at once, which the paper's does not
+    )
     trades: bool = False  # knows exchanges besides, which come after the parts at the start
-    part_bias: float = 2.0  # of tenths; thirds have one more: at the start these come first, and are a good search already
+    part_bias: float = (
+        2.0  # of tenths; thirds have one more: at the start these come first, and are a good search already
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= MOST_WIDTH:
-            raise MechRLError(f"the policy's width must lie between 1 and {MOST_WIDTH:,}, not be {self.width}")
+            raise MechRLError(
+                f"the policy's width must lie between 1 and {MOST_WIDTH:,}, not be {self.width}"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,14 @@ class Tables:
             edges[i, : task.K], nodes[i, : task.M] = task.features.edges, task.features.nodes
             parent[i, : task.K] = task.features.parent
             degree[i, : task.M] = np.bincount(task.features.parent)
-        arrays = (edges, nodes, parent, np.array([t.K for t in tasks]), np.array([t.M for t in tasks]), degree)
+        arrays = (
+            edges,
+            nodes,
+            parent,
+            np.array([t.K for t in tasks]),
+            np.array([t.M for t in tasks]),
+            degree,
+        )
         there = [torch.from_numpy(a).to(device) for a in arrays]
         return Tables(*there, max(t.K + t.M for t in tasks))  # type: ignore[call-arg, arg-type]  # six tensors and a number
 
@@ -105,7 +129,9 @@ class Tables:
         edges, nodes, parent = self.edges[task], self.nodes[task], self.parent[task]
         edges[..., SCORE], edges[..., RANK] = looks[..., 0], looks[..., 1]
         nodes[..., TOTAL] = totals(looks[..., 2], parent, nodes.shape[1])
-        return Tables(edges, nodes, parent, self.n_edges[task], self.n_nodes[task], self.degree[task], self.n_rows)
+        return Tables(
+            edges, nodes, parent, self.n_edges[task], self.n_nodes[task], self.degree[task], self.n_rows
+        )
 
     # what the embeddings are computed from, row by row
 
@@ -201,7 +227,9 @@ class States:
     mask: Tensor  # [n, K] bool, False beyond the task's own edges
     globals: Tensor  # [n, 6]
     looks: Tensor | None = None  # [n, K, 3] what was seen at the last look
-    closed: Tensor | None = None  # [n, types] bool: what may not be tried again before the next; None: nothing is
+    closed: Tensor | None = (
+        None  # [n, types] bool: what may not be tried again before the next; None: nothing is
+    )
 
     @staticmethod
     def of(
@@ -290,9 +318,13 @@ class Record:
         parent = tables.parent[task].gather(1, edges.clamp_min(0))
         cut = torch.zeros(N, MAX_PICKS, M, dtype=torch.int64, device=kind.device)
         cut.scatter_(2, parent[..., None], picked[..., None].long())
-        left = tables.alive_of_node(task, states.mask)[:, None] - cut.cumsum(1)  # [N, 30, M] after the p-th pick
+        left = tables.alive_of_node(task, states.mask)[:, None] - cut.cumsum(
+            1
+        )  # [N, 30, M] after the p-th pick
         if states.looks is None and tables.mask is None:
-            rows = tables.node_rows(task.repeat_interleave(MAX_PICKS), (left + cut).view(-1, M)).view(N, MAX_PICKS, M)
+            rows = tables.node_rows(task.repeat_interleave(MAX_PICKS), (left + cut).view(-1, M)).view(
+                N, MAX_PICKS, M
+            )
         else:  # a node stands where the last of its edges to be picked put it
             last = torch.where(cut > 0, M + number[:, None], -1).cummax(1).values.roll(1, 1)
             last[:, 0] = -1
@@ -321,7 +353,9 @@ class Layout:
         return self.real.shape[1]
 
     @staticmethod
-    def of(task: np.ndarray, kind: np.ndarray, rows: np.ndarray, T: int, device: torch.device | str) -> Layout:
+    def of(
+        task: np.ndarray, kind: np.ndarray, rows: np.ndarray, T: int, device: torch.device | str
+    ) -> Layout:
         """For the samples `rows`; `task` and `kind` are the whole record's. On the host, and one transfer."""
         task, kind = task[rows], kind[rows]
         n_picks = np.array(BATCH_SIZES)[kind]
@@ -336,7 +370,9 @@ class Layout:
         real = np.zeros((T, B), np.int64)
         real[task, column] = 1
         count = np.where(
-            np.bincount(task[later], minlength=T) > 0, B + np.bincount(task[later], minlength=T), np.bincount(task, minlength=T)
+            np.bincount(task[later], minlength=T) > 0,
+            B + np.bincount(task[later], minlength=T),
+            np.bincount(task, minlength=T),
         )
         cuts_node = np.flatnonzero(kind == NODE)
         place, width = _columns(task[cuts_node], T)
@@ -412,7 +448,9 @@ class Policy(nn.Module):
     # ---- acting -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def act(self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
+    def act(
+        self, tables: Tables, states: States, generator: torch.Generator | None = None, greedy: bool = False
+    ) -> Choice:
         """Draws an action for every state; `greedy` takes the likeliest type and picks instead."""
         some = [self._act_together(tables, part, generator, greedy) for part in states.parts()]
         decided, log_prob, value = (torch.cat(parts) for parts in zip(*some, strict=True))
@@ -458,7 +496,11 @@ class Policy(nn.Module):
             if noise.recorded is None:
                 rows = (n_picks > p).nonzero()[:, 0]
             t, m = task[rows], mask[rows]
-            c = context[:, rows] if p == 0 else trunk.context_of(t, edge_rows[rows], node_rows[rows], present[rows])
+            c = (
+                context[:, rows]
+                if p == 0
+                else trunk.context_of(t, edge_rows[rows], node_rows[rows], present[rows])
+            )
             of_edges = trunk.edge_log_probs(t, m, c)
             pick = noise.draw(of_edges, p)
             picks = n_picks[rows] > p
@@ -493,11 +535,15 @@ class Policy(nn.Module):
 
     # ---- replaying --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Evaluation:
+    def evaluate(
+        self, tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor
+    ) -> Evaluation:
         """Log-probability, entropy and value of given actions: type [n], ordered picks [n, 30], node [n]."""
         tables, states = states.own_tables(tables)
         T = len(tables.edges)
-        layout = Layout.of(states.task.cpu().numpy(), kind.cpu().numpy(), np.arange(len(kind)), T, kind.device)
+        layout = Layout.of(
+            states.task.cpu().numpy(), kind.cpu().numpy(), np.arange(len(kind)), T, kind.device
+        )
         found = replay(self.weights(T), tables, Record.of(tables, states, kind, edges, node), layout)
         return Evaluation(*(x.flatten()[layout.place] for x in (found.log_prob, found.entropy, found.value)))
 
@@ -505,7 +551,9 @@ class Policy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """config.json and model.safetensors, in the hub's manner."""
-        write_atomically(folder / "model.safetensors", save({k: v.contiguous() for k, v in self.state_dict().items()}))
+        write_atomically(
+            folder / "model.safetensors", save({k: v.contiguous() for k, v in self.state_dict().items()})
+        )
         write_atomically(folder / "config.json", (json.dumps(asdict(self.config), indent=1) + "\n").encode())
 
     def with_trades(self) -> Policy:
@@ -517,7 +565,9 @@ class Policy(nn.Module):
         with torch.no_grad():
             last.weight[TRADE] = 0
         for name in ("weight", "bias"):
-            known[f"type_head.second.{name}"] = torch.cat([known[f"type_head.second.{name}"], getattr(last, name)[TRADE:]])
+            known[f"type_head.second.{name}"] = torch.cat(
+                [known[f"type_head.second.{name}"], getattr(last, name)[TRADE:]]
+            )
         grown.load_state_dict(known)
         return grown
 
@@ -547,7 +597,11 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
         edge_rows = tables.edge_rows(group[:, None], alive)
     else:  # one state each; an edge that was picked stands where its pick put it
         sample = layout.row[:, 0]
-        trunk = _Trunk(weights, tables, tables.inputs_of_picks(group, record.edges[sample].clamp_min(0), record.alive[sample]))
+        trunk = _Trunk(
+            weights,
+            tables,
+            tables.inputs_of_picks(group, record.edges[sample].clamp_min(0), record.alive[sample]),
+        )
         at_first = tables.edge_rows(group, tables.mask)[:, None]
         edge_rows = torch.where(alive | (life == 0), at_first, life.long() + (life.shape[2] - 1))
     node_rows = record.node_rows[layout.row, layout.pick]  # [T, U, M]
@@ -559,7 +613,9 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
     own = context[:, :B]
 
     closed = record.states.closed
-    type_log_probs = trunk.type_log_probs(own, alive[:, :B].sum(-1), None if closed is None else closed[layout.row[:, :B]])
+    type_log_probs = trunk.type_log_probs(
+        own, alive[:, :B].sum(-1), None if closed is None else closed[layout.row[:, :B]]
+    )
     kind = record.kind[layout.row[:, :B]]
     log_prob, entropy = _chosen(type_log_probs, kind), _entropy(type_log_probs)
 
@@ -568,7 +624,9 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
         sample = layout.row.gather(1, column)
         c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
         # padding may choose among all nodes: there is always one, and its probability goes nowhere
-        of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), record.node_rows[sample, 0], c, free=~real)
+        of_nodes = trunk.node_log_probs(
+            group[:, None].expand_as(column), record.node_rows[sample, 0], c, free=~real
+        )
         chosen = torch.where(real, _chosen(of_nodes, torch.where(real, record.node[sample], 0)), 0.0)
         log_prob = log_prob.scatter_add(1, column, chosen)
         entropy = entropy.scatter_add(1, column, torch.where(real, _entropy(of_nodes), 0.0))
@@ -587,7 +645,9 @@ class _Trunk:
     """The tables of embeddings for given weights, and what is read off them. States are [G, U] with weights of their own for every group,
     or [1, n] with everybody's."""
 
-    def __init__(self, weights: Weights, tables: Tables, of_picks: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self, weights: Weights, tables: Tables, of_picks: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """of_picks: the inputs of rows for picks, in tables of states; without them `picked` must fill these rows before they are read."""
         self.weights, self.tables = weights, tables
         inputs: list[Tensor] = [tables.edge_inputs, tables.node_inputs]
@@ -602,7 +662,9 @@ class _Trunk:
         tables = self.tables
         inputs = tables.inputs_of_picks(task, pick[:, None], alive)
         (K, M), names = (tables.edges.shape[1], tables.nodes.shape[1]), ("edge_embedding", "node_embedding")
-        for table, row, name, x in zip((self.edge_table, self.node_table), (K + p, M + p), names, inputs, strict=True):
+        for table, row, name, x in zip(
+            (self.edge_table, self.node_table), (K + p, M + p), names, inputs, strict=True
+        ):
             table[:, row].index_copy_(0, task, self._mlp(name, x)[:, 0].relu())
 
     def _weight(self, name: str, groups: int) -> Tensor:
@@ -618,9 +680,13 @@ class _Trunk:
     def _table(self, name: str, inputs: Tensor, spare: int) -> Tensor:
         """Embeddings, `spare` rows for more, and then a row or more of zeros that stand for nothing: a multiple of eight, which matrix
         products like."""
-        return nn.functional.pad(self._mlp(name, inputs).relu(), (0, 0, 0, spare + 8 - (inputs.shape[1] + spare) % 8))
+        return nn.functional.pad(
+            self._mlp(name, inputs).relu(), (0, 0, 0, spare + 8 - (inputs.shape[1] + spare) % 8)
+        )
 
-    def context(self, task: Tensor, edges: tuple[Tensor, Tensor], nodes: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
+    def context(
+        self, task: Tensor, edges: tuple[Tensor, Tensor], nodes: tuple[Tensor, Tensor], values: Tensor
+    ) -> Tensor:
         """[G, U, H] from sum and maximum over edges and over nodes."""
         n_edges, n_nodes = self.tables.n_edges[task][..., None], self.tables.n_nodes[task][..., None]
         pooled = torch.cat([edges[0] / n_edges, edges[1], nodes[0] / n_nodes, nodes[1], values], -1)
@@ -666,10 +732,14 @@ class _Trunk:
     def edge_log_probs(self, task: Tensor, mask: Tensor, context: Tensor) -> Tensor:
         """[n, K] over the alive edges, for states [n] with contexts [1, n, H]."""
         first, shift, weight = self.edge_head(context)
-        score = kernels.scores(first, shift.transpose(0, 1), weight.expand(len(task), -1), task, torch.ones_like(task))
+        score = kernels.scores(
+            first, shift.transpose(0, 1), weight.expand(len(task), -1), task, torch.ones_like(task)
+        )
         return score[:, 0].masked_fill(~mask, -math.inf).log_softmax(-1)
 
-    def node_log_probs(self, task: Tensor, rows: Tensor, context: Tensor, free: Tensor | None = None) -> Tensor:
+    def node_log_probs(
+        self, task: Tensor, rows: Tensor, context: Tensor, free: Tensor | None = None
+    ) -> Tensor:
         """[G, U, M] over the components with an alive edge, for states of `task` [G, U] with node rows [G, U, M]. Where `free` [G, U] is
         set over all of them."""
         T, R, H = self.node_table.shape
@@ -689,7 +759,9 @@ class _Noise:
     """Gumbel noise, which makes the largest of noisy log-probabilities a draw: fresh from the generator, which lives where the numbers
     are, or recorded beforehand."""
 
-    def __init__(self, generator: torch.Generator | None = None, greedy: bool = False, recorded: Tensor | None = None) -> None:
+    def __init__(
+        self, generator: torch.Generator | None = None, greedy: bool = False, recorded: Tensor | None = None
+    ) -> None:
         self.generator, self.greedy, self.recorded = generator, greedy, recorded
 
     def draw(self, log_probs: Tensor, number: int) -> Tensor:
@@ -718,7 +790,9 @@ class _ActGraph:
         with torch.cuda.graph(self.graph):
             self.result = policy._act(tables, self.states, _Noise(recorded=self.noise))
 
-    def __call__(self, states: States, generator: torch.Generator | None, greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, states: States, generator: torch.Generator | None, greedy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         self.states.copy_(states)
         if greedy:
             self.noise.zero_()

@@ -32,7 +32,18 @@ from mechrl.ranges import check_seed
 from mechrl.reading import parse_json
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
-from mechrl.rl.policy import Choice, Layout, Policy, PolicyConfig, Record, States, Tables, Weights, apart, replay
+from mechrl.rl.policy import (
+    Choice,
+    Layout,
+    Policy,
+    PolicyConfig,
+    Record,
+    States,
+    Tables,
+    Weights,
+    apart,
+    replay,
+)
 from mechrl.sealed import read_sealed, sealed
 
 
@@ -75,7 +86,9 @@ class Rollout:
     kind: np.ndarray  # [N]
 
 
-def gae(reward: np.ndarray, value: np.ndarray, done: np.ndarray, last_value: np.ndarray, gamma: float, lam: float) -> np.ndarray:
+def gae(
+    reward: np.ndarray, value: np.ndarray, done: np.ndarray, last_value: np.ndarray, gamma: float, lam: float
+) -> np.ndarray:
     """[T, n] generalised advantages: A_t = δ_t + γλ (1 − done_t) A_{t+1}, δ_t = r_t + γ (1 − done_t) V_{t+1} − V_t."""
     advantage, following = np.zeros_like(reward), np.zeros(reward.shape[1])
     for t in reversed(range(len(reward))):
@@ -107,15 +120,25 @@ class Trainer:
         device: torch.device | str = "cpu",
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.tasks, self.config, self.reward, self.device, self.group = tasks, config, reward, torch.device(device), group
-        self.rank, self.world = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        self.tasks, self.config, self.reward, self.device, self.group = (
+            tasks,
+            config,
+            reward,
+            torch.device(device),
+            group,
+        )
+        self.rank, self.world = (
+            (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        )
         if config.envs % self.world:
             raise MechRLError(f"{config.envs} environments do not divide evenly among {self.world} processes")
         torch.manual_seed(config.seed)
         self.policy = (policy or Policy(PolicyConfig())).to(self.device)
         self.parameters = list(self.policy.parameters())
         on_device = self.device.type == "cuda"
-        self.optimiser = torch.optim.Adam(self.parameters, lr=config.learning_rate, eps=config.adam_eps, fused=on_device)
+        self.optimiser = torch.optim.Adam(
+            self.parameters, lr=config.learning_rate, eps=config.adam_eps, fused=on_device
+        )
         self.rng = np.random.default_rng(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.tables = Tables.of(tasks, self.device)
@@ -131,7 +154,9 @@ class Trainer:
             scalars: dict[str, Any] = {}
             if (rollout := self._collect(scalars)) is not None:
                 began = time.perf_counter()
-                scalars |= self._update(rollout)  # ends with reading numbers off the device, so the clock is right
+                scalars |= self._update(
+                    rollout
+                )  # ends with reading numbers off the device, so the clock is right
                 scalars["time/update"] = time.perf_counter() - began
             self.iteration += 1
             yield {"iteration": self.iteration} | scalars
@@ -148,7 +173,9 @@ class Trainer:
         sent = torch.from_numpy(np.frombuffer(bytearray(mine.tobytes()), np.uint8)).to(device)
         received = torch.empty(self.world * len(sent), dtype=torch.uint8, device=device)
         dist.all_gather_into_tensor(received, sent, group=self.group)
-        return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(-1, *mine.shape[1:])
+        return np.frombuffer(bytearray(received.cpu().numpy().tobytes()), mine.dtype).reshape(
+            -1, *mine.shape[1:]
+        )
 
     def _states(self) -> States | None:
         """Of all environments, on rank 0. Waits for the slowest rank's engine."""
@@ -205,7 +232,10 @@ class Trainer:
             return torch.from_numpy(x.reshape(-1, *x.shape[2:])).to(self.device)
 
         kind = np.array([c.actions.type for c in choices])
-        picks, node = np.array([c.actions.edges for c in choices]), np.array([c.actions.node for c in choices])
+        picks, node = (
+            np.array([c.actions.edges for c in choices]),
+            np.array([c.actions.node for c in choices]),
+        )
         rollout = Rollout(
             Record.of(self.tables, together, flat(kind), flat(picks), flat(node)),
             torch.cat([c.log_prob for c in choices]),
@@ -220,7 +250,9 @@ class Trainer:
         scalars |= {f"time/{part}": s for part, s in seconds.items()}
         return rollout
 
-    def _ended(self, reward: np.ndarray, f: np.ndarray, edges: np.ndarray, done: np.ndarray, task: np.ndarray) -> dict[str, Any]:
+    def _ended(
+        self, reward: np.ndarray, f: np.ndarray, edges: np.ndarray, done: np.ndarray, task: np.ndarray
+    ) -> dict[str, Any]:
         """Means over the episodes that ended, of all behaviours and of each."""
         found: dict[str, list[float]] = defaultdict(list)
         for step in range(len(reward)):
@@ -255,17 +287,23 @@ class Trainer:
             gradient = pcgrad(gradients, order[i]) if config.deconflict and T > 1 else gradients.sum(0)
             norm = gradient.norm()
             gradient = gradient * (config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for p, g in zip(self.parameters, gradient.split([p.numel() for p in self.parameters]), strict=True):
+            for p, g in zip(
+                self.parameters, gradient.split([p.numel() for p in self.parameters]), strict=True
+            ):
                 p.grad = g.view_as(p)
             self.optimiser.step()
             sums += torch.cat([scalars, norm[None]]) / len(layouts)
         names = ("policy", "value", "entropy", "kl", "clipped", "gradient_norm")
-        return {f"loss/{key}": number for key, number in zip(names, sums.tolist(), strict=True)} | {"learning_rate": rate}
+        return {f"loss/{key}": number for key, number in zip(names, sums.tolist(), strict=True)} | {
+            "learning_rate": rate
+        }
 
     def _gradients(self, rollout: Rollout, parts: list[Layout]) -> tuple[Tensor, Tensor]:
         """[T, P] one gradient per behaviour, weighted by its share of the minibatch, and the means of what is reported [5]."""
         n = sum(len(layout.place) for layout in parts)
-        found = [[x * (len(layout.place) / n) for x in self._part_gradients(rollout, layout)] for layout in parts]
+        found = [
+            [x * (len(layout.place) / n) for x in self._part_gradients(rollout, layout)] for layout in parts
+        ]
         gradients, scalars = (sum(xs[1:], start=xs[0]) for xs in zip(*found, strict=True))
         return gradients, scalars
 
@@ -275,11 +313,17 @@ class Trainer:
         if states.looks is not None:
             rows = layout.row[:, 0]
             tables, _ = states[rows].own_tables(tables)
-        weights = {name: w.detach().requires_grad_() for name, w in self.policy.weights(len(tables.edges)).items()}
+        weights = {
+            name: w.detach().requires_grad_() for name, w in self.policy.weights(len(tables.edges)).items()
+        }
         loss, scalars = self._loss(weights, tables, rollout, layout)
         parts = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         flat = torch.cat(
-            [(torch.zeros_like(w) if g is None else g).flatten(1) for w, g in zip(weights.values(), parts, strict=True)], 1
+            [
+                (torch.zeros_like(w) if g is None else g).flatten(1)
+                for w, g in zip(weights.values(), parts, strict=True)
+            ],
+            1,
         )
         if states.looks is not None:
             flat = flat.new_zeros(len(self.tasks), flat.shape[1]).index_add_(0, states.task[rows], flat)
@@ -296,12 +340,16 @@ class Trainer:
             found.append(Layout.of(group, rollout.kind, part, len(part), self.device))
         return found
 
-    def _loss(self, weights: Weights, tables: Tables, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, weights: Weights, tables: Tables, rollout: Rollout, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
         config = self.config
         now = replay(weights, tables, rollout.record, layout)
         sample = layout.row[:, : layout.n_samples]
         advantage = rollout.advantage[sample]
-        log_ratio = now.log_prob - torch.where(layout.real > 0, rollout.log_prob[sample], now.log_prob.detach())
+        log_ratio = now.log_prob - torch.where(
+            layout.real > 0, rollout.log_prob[sample], now.log_prob.detach()
+        )
         ratio = log_ratio.exp()
         policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage)
         value = 0.5 * (now.value - rollout.target[sample]).square()
@@ -342,15 +390,26 @@ class Trainer:
     def load(self, path: Path) -> None:
         """Goes on where the run that wrote `path` was, with any number of ranks; refuses another run's checkpoint."""
         arrays, texts = read_sealed(path)
-        facts, tensors = parse_json(texts["facts"]), {key: torch.from_numpy(array) for key, array in arrays.items()}
-        ours = {"ppo": asdict(self.config), "reward": asdict(self.reward), "tasks": [task.name for task in self.tasks]}
+        facts, tensors = (
+            parse_json(texts["facts"]),
+            {key: torch.from_numpy(array) for key, array in arrays.items()},
+        )
+        ours = {
+            "ppo": asdict(self.config),
+            "reward": asdict(self.reward),
+            "tasks": [task.name for task in self.tasks],
+        }
         for key, value in ours.items():
             if facts[key] != value:
-                raise MechRLError(f"{path}: was written with other settings ({key}); resume with the same, or start anew")
+                raise MechRLError(
+                    f"{path}: was written with other settings ({key}); resume with the same, or start anew"
+                )
         if any(f"env.{name}" not in tensors for name in STATE):
             raise MechRLError(f"{path}: was written by an older version of MechRL; start anew")
         self._check_shapes(facts, tensors)
-        self.policy.load_state_dict({k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")})
+        self.policy.load_state_dict(
+            {k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")}
+        )
         for i, p in enumerate(self.parameters):
             moments = {k.split(".")[2]: v for k, v in tensors.items() if k.startswith(f"adam.{i}.")}
             self.optimiser.state[p] = {k: v.to(p.device) for k, v in moments.items()}
@@ -363,9 +422,19 @@ class Trainer:
     def _check_shapes(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """What is loaded must be what is there now, of the same shape and kind; a ValueError if it is not."""
         there = {f"env.{name}": getattr(self.env, name) for name in STATE}
-        there = {name: (self.world * len(now), *now.shape[1:]) for name, now in there.items()} | {"returns": self.returns.shape}
+        there = {name: (self.world * len(now), *now.shape[1:]) for name, now in there.items()} | {
+            "returns": self.returns.shape
+        }
         wrong = [name for name, shape in there.items() if tuple(tensors[name].shape) != shape]
-        wrong += [f"adam.{i}" for i, p in enumerate(self.parameters) for k, v in tensors.items()
-                  if k.startswith(f"adam.{i}.exp_avg") and v.shape != p.shape]
-        if wrong or type(facts["iteration"]) is not int or not 0 <= facts["iteration"] <= self.config.iterations:
+        wrong += [
+            f"adam.{i}"
+            for i, p in enumerate(self.parameters)
+            for k, v in tensors.items()
+            if k.startswith(f"adam.{i}.exp_avg") and v.shape != p.shape
+        ]
+        if (
+            wrong
+            or type(facts["iteration"]) is not int
+            or not 0 <= facts["iteration"] <= self.config.iterations
+        ):
             raise ValueError(f"{', '.join(wrong) or 'the iteration'}: not of this run")

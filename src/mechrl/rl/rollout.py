@@ -31,7 +31,16 @@ from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
 from mechrl.reading import made_of, read_json
-from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, STATE_AND_SPENT, STOP, Actions, RewardSettings, Task, VectorEnv
+from mechrl.rl.env import (
+    BATCH_SIZES,
+    MAX_PICKS,
+    STATE_AND_SPENT,
+    STOP,
+    Actions,
+    RewardSettings,
+    Task,
+    VectorEnv,
+)
 from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
@@ -57,7 +66,10 @@ class Deployment:
     trades: bool = True  # exchanges are an action, if the agent takes back what fails; it need not have been trained with them
 
     def __post_init__(self) -> None:
-        for name, value, known in (("rule", self.rule, get_args(Rule)), ("judge", self.judge, get_args(Judge))):
+        for name, value, known in (
+            ("rule", self.rule, get_args(Rule)),
+            ("judge", self.judge, get_args(Judge)),
+        ):
             if value not in known:
                 raise MechRLError(f"unknown {name} {value!r}; choose one of {', '.join(known)}")
         if self.tau is not None and not 0 < self.tau < 1:
@@ -149,7 +161,10 @@ def many_rollouts(
         states = States.of(env.task, env.mask, env.globals(), env.scores, env.closed, device)
         actions = _decide(policy, tables, states, way.running, blocks, generators)
         way.add(actions, env, env.step(actions, restart=False).done)
-        report(way.steps, f"step {way.steps}, {env.mask.sum(1).mean():,.0f} edges left, f {env.f.mean():.3f} on average")
+        report(
+            way.steps,
+            f"step {way.steps}, {env.mask.sum(1).mean():,.0f} edges left, f {env.f.mean():.3f} on average",
+        )
         if journal is not None:
             journal.write(arrays, ended=not way.running.any())
     episodes = way.episodes(env.passes)
@@ -161,7 +176,9 @@ class _Way:
 
     def __init__(self, env: VectorEnv) -> None:
         self.masks, self.f = [env.mask.copy()], [env.f.copy()]  # [n, K] and [n], before and after every step
-        self.cuts: list[list[tuple[int, ...]]] = [[] for _ in range(env.n)]  # of every step until the episode ended
+        self.cuts: list[list[tuple[int, ...]]] = [
+            [] for _ in range(env.n)
+        ]  # of every step until the episode ended
         self.back: list[np.ndarray] = []  # places in [n, K] where a step brought an edge back
         self.running = np.ones(env.n, dtype=bool)
 
@@ -172,7 +189,9 @@ class _Way:
     def add(self, actions: Actions, env: VectorEnv, done: np.ndarray) -> None:
         before = self.masks[-1]
         for i in np.flatnonzero(self.running):
-            self.cuts[i].append(_cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]]))
+            self.cuts[i].append(
+                _cut(before[i] & ~env.mask[i], actions.edges[i, : BATCH_SIZES[actions.type[i]]])
+            )
         self.back.append(np.flatnonzero(env.mask & ~before))
         self.running &= ~done
         self.masks.append(env.mask.copy())
@@ -182,7 +201,8 @@ class _Way:
         masks, f = np.array(self.masks), np.array(self.f)
         lengths = [len(cuts) for cuts in self.cuts]
         return [
-            Episode(masks[: n + 1, i], f[: n + 1, i], tuple(self.cuts[i]), float(passes[i])) for i, n in enumerate(lengths)
+            Episode(masks[: n + 1, i], f[: n + 1, i], tuple(self.cuts[i]), float(passes[i]))
+            for i, n in enumerate(lengths)
         ]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -219,7 +239,12 @@ def _parts(all_of_them: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
 
 
 def _decide(
-    policy: Policy, tables: Tables, states: States, running: np.ndarray, blocks: list[slice], generators: list[torch.Generator]
+    policy: Policy,
+    tables: Tables,
+    states: States,
+    running: np.ndarray,
+    blocks: list[slice],
+    generators: list[torch.Generator],
 ) -> Actions:
     """Sampled actions for the states of every block, the likeliest for the last one. An episode that has ended stays as it is.
 
@@ -231,7 +256,11 @@ def _decide(
     for block, generator in zip([*blocks, slice(n - 1, n)], [*generators, None], strict=True):
         if running[block].any():
             decided = policy.act(tables, states[block], generator, greedy=generator is None).actions
-            actions.type[block], actions.edges[block], actions.node[block] = decided.type, decided.edges, decided.node
+            actions.type[block], actions.edges[block], actions.node[block] = (
+                decided.type,
+                decided.edges,
+                decided.node,
+            )
     actions.type[~running] = STOP
     return actions
 
@@ -316,7 +345,9 @@ def deploy_together(
     policy = policy.with_trades() if reward.trades else policy
     began = time.perf_counter() if began is None else began
     found = many_rollouts(policy, task, reward, [(d.rollouts, d.seed) for d in deployments], report, journal)
-    sampled = [sum(e.passes for e in episodes[:-1]) for episodes in found]  # what each deployment does not share with the others
+    sampled = [
+        sum(e.passes for e in episodes[:-1]) for episodes in found
+    ]  # what each deployment does not share with the others
     shared = passes_before + task.engine.passes - sum(sampled)
     judged = any(d.judge == "validation" for d in deployments)
     validation = fresh(model, behaviour, VALIDATION_SEED) if judged else None
@@ -329,7 +360,12 @@ def deploy_together(
             choice = _aim_higher(choice, model, policy, reward, validation, report, journal)
         choices.append(choice)
         aiming.append(task.engine.passes - before)
-    seconds = seconds_before + time.perf_counter() - began + (journal.seconds_before if journal is not None else 0.0)
+    seconds = (
+        seconds_before
+        + time.perf_counter()
+        - began
+        + (journal.seconds_before if journal is not None else 0.0)
+    )
     test = fresh(model, behaviour, TEST_SEED)
 
     def circuit(choice: _Choice, passes: float) -> Circuit:
@@ -345,7 +381,11 @@ def deploy_together(
             asked = replace(deployment, best_along_episode=False)
             last = _Choice.of(model, task, choice.settings, reward, asked, choice.episodes, validation)
             mask = last.pruned(model)
-            known["last_masks"] = {"edges": int(mask.sum()), "faithfulness": last.f, "faithfulness_validation": last.f_validation}
+            known["last_masks"] = {
+                "edges": int(mask.sum()),
+                "faithfulness": last.f,
+                "faithfulness_validation": last.f_validation,
+            }
             known["last_masks"]["faithfulness_test"] = float(test.faithfulness(mask)[0])
         mask = choice.pruned(model)
         kept = task.candidates[choice.mask]
@@ -375,7 +415,8 @@ def deploy_together(
         )
 
     return [
-        circuit(choice, shared + own + more + choice.passes) for choice, own, more in zip(choices, sampled, aiming, strict=True)
+        circuit(choice, shared + own + more + choice.passes)
+        for choice, own, more in zip(choices, sampled, aiming, strict=True)
     ]
 
 
@@ -406,7 +447,9 @@ def _aim_higher(
         tried.append(choice)
     judged = np.array([c.judged for c in tried])
     size = np.array([c.pruned(model).sum() for c in tried])
-    return replace(tried[choose(judged, size, choice.tau, deployment.rule)], passes=sum(c.passes for c in tried))
+    return replace(
+        tried[choose(judged, size, choice.tau, deployment.rule)], passes=sum(c.passes for c in tried)
+    )
 
 
 def _f(engine: Engine, masks: list[np.ndarray], task: Task) -> np.ndarray:
@@ -415,7 +458,13 @@ def _f(engine: Engine, masks: list[np.ndarray], task: Task) -> np.ndarray:
 
 
 def _part_of_the_way(
-    task: Task, episodes: list[Episode], steps: np.ndarray, ended: np.ndarray, judged: np.ndarray, tau: float, validation: Engine
+    task: Task,
+    episodes: list[Episode],
+    steps: np.ndarray,
+    ended: np.ndarray,
+    judged: np.ndarray,
+    tau: float,
+    validation: Engine,
 ) -> tuple[list[Episode], np.ndarray, np.ndarray]:
     """An action may cut many edges at once. Where stepping back led from the step at which it `ended` to one that is enough, so may a part
     of the action after that be: the edges of least attribution, as many as bisection finds.
@@ -426,10 +475,19 @@ def _part_of_the_way(
     gone = [episodes[j].gone(steps[j], worth) for j in back]
 
     def measure(which: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][:n]) for w, n in zip(which, parts, strict=True)]
+        masks = [
+            episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][:n])
+            for w, n in zip(which, parts, strict=True)
+        ]
         return _f(validation, masks, task)
 
-    parts, f = step_back(np.array([len(g) for g in gone], dtype=np.int64), np.full(len(back), -np.inf), tau, measure, enough_at=0)
+    parts, f = step_back(
+        np.array([len(g) for g in gone], dtype=np.int64),
+        np.full(len(back), -np.inf),
+        tau,
+        measure,
+        enough_at=0,
+    )
     better = np.flatnonzero(f >= tau)
     if len(better):
         masks = [episodes[back[w]].part_of_the_way(steps[back[w]], gone[w][: parts[w]]) for w in better]
@@ -470,7 +528,9 @@ class _Choice:
     ) -> _Choice:
         tau = task.tau if deployment.tau is None else deployment.tau
         along = deployment.best_along_episode
-        if along is None:  # where cuts are taken back the last circuit is the best, but for pairs that the agent has not seen
+        if (
+            along is None
+        ):  # where cuts are taken back the last circuit is the best, but for pairs that the agent has not seen
             along = reward.best_so_far or (reward.take_back and deployment.judge == "validation")
         steps = np.array([best_step(e, tau, deployment.rule) if along else len(e.f) - 1 for e in episodes])
         chosen = episodes
@@ -488,7 +548,9 @@ class _Choice:
                 if along:
                     ended = steps
                     steps, judged = step_back(steps, judged, tau, f_validation_of)
-                    chosen, steps, judged = _part_of_the_way(task, episodes, steps, ended, judged, tau, validation)
+                    chosen, steps, judged = _part_of_the_way(
+                        task, episodes, steps, ended, judged, tau, validation
+                    )
             passes = validation.passes - before
         masks = np.stack([e.masks[t] for e, t in zip(chosen, steps, strict=True)])
         f = np.array([e.f[t] for e, t in zip(chosen, steps, strict=True)])
@@ -496,7 +558,19 @@ class _Choice:
         i = choose(judged, model.graph.prune(masks, task.candidates).sum(1), tau, deployment.rule)
         own, on_judges = float(f[i]), float(judged[i])
         return _Choice(
-            task, settings, deployment, tau, along, episodes, i, chosen[i], int(steps[i]), own, on_judges, short, passes
+            task,
+            settings,
+            deployment,
+            tau,
+            along,
+            episodes,
+            i,
+            chosen[i],
+            int(steps[i]),
+            own,
+            on_judges,
+            short,
+            passes,
         )
 
     @property
@@ -541,18 +615,24 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
                 raise MechRLError(
                     "no policy for this model comes with this version; train one with `mechrl train` and give it by --policy"
                 )
-            raise MechRLError(f"{folder}: not the folder of a policy, {name} is missing; `mechrl train` writes them")
+            raise MechRLError(
+                f"{folder}: not the folder of a policy, {name} is missing; `mechrl train` writes them"
+            )
     try:
         policy = Policy.load(folder, device)
         if not all(weights.isfinite().all() for weights in policy.state_dict().values()):
             raise ValueError("a weight is not a number")
         return policy
     except RuntimeError as exc:
-        raise MechRLError(f"{folder}: model.safetensors does not fit config.json; they are not of the same policy") from exc
+        raise MechRLError(
+            f"{folder}: model.safetensors does not fit config.json; they are not of the same policy"
+        ) from exc
     except MechRLError as exc:
         raise MechRLError(f"{folder}: {exc}") from exc
     except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as exc:
-        raise MechRLError(f"{folder}: the policy's files are damaged or cut short; copy or train them again") from exc
+        raise MechRLError(
+            f"{folder}: the policy's files are damaged or cut short; copy or train them again"
+        ) from exc
 
 
 def trained_with(folder: Path, tau: float | None = None) -> tuple[TaskSettings, RewardSettings]:
@@ -573,7 +653,9 @@ def trained_with(folder: Path, tau: float | None = None) -> tuple[TaskSettings, 
     except FileNotFoundError:
         return TaskSettings(), RewardSettings()
     except (OSError, KeyError, TypeError, ValueError) as exc:
-        raise MechRLError(f"{folder / 'run.json'}: damaged; remove it to deploy with the paper's settings") from exc
+        raise MechRLError(
+            f"{folder / 'run.json'}: damaged; remove it to deploy with the paper's settings"
+        ) from exc
 
 
 def learned_with(folder: Path) -> dict[str, Any]:
@@ -588,5 +670,7 @@ def learned_with(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, KeyError):
         return {}
     except (OSError, TypeError, ValueError) as exc:
-        raise MechRLError(f"{folder / 'run.json'}: damaged; remove it to train on with the paper's settings") from exc
+        raise MechRLError(
+            f"{folder / 'run.json'}: damaged; remove it to train on with the paper's settings"
+        ) from exc
     return {} if gamma == PPOConfig.gamma else {"gamma": gamma}

@@ -41,7 +41,9 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         if self.prefilter not in get_args(Prefilter):
-            raise MechRLError(f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}")
+            raise MechRLError(
+                f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}"
+            )
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
         for name, value in (("spare", self.spare), ("reach", self.reach)):
@@ -56,7 +58,9 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     """The behaviour as the agent meets it. Its engine has been charged for the prefilter and the ceiling."""
     if model.tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    pairs = behaviour.pairs(model.tokenizer, settings.pairs, DISCOVERY_SEED, part="discovery", n_ctx=model.spec.n_ctx)
+    pairs = behaviour.pairs(
+        model.tokenizer, settings.pairs, DISCOVERY_SEED, part="discovery", n_ctx=model.spec.n_ctx
+    )
     exact = Engine(model, pairs)  # scores decide what the agent may keep, and are computed once
     metrics: list[Metric] = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
     if settings.prefilter == "union" and behaviour.metric != "kl":
@@ -68,7 +72,9 @@ def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: 
     return make_task(behaviour.name, engine, candidates, scores, reward)
 
 
-def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings) -> tuple[Task, TaskSettings]:
+def aimed(
+    task: Task, aim: float, settings: TaskSettings, reward: RewardSettings
+) -> tuple[Task, TaskSettings]:
     """The same task with another target, and with more candidates where its own do not reach that with the agent's margin; and settings
     that these candidates come from. Near f = 1 the margin is but a third of what is left: the last thousandths of f cost thousands of
     candidates, in which the agent finds its way less well.
@@ -83,7 +89,9 @@ def aimed(task: Task, aim: float, settings: TaskSettings, reward: RewardSettings
     return replace(task, tau=aim), settings
 
 
-def candidates_of(engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float, reach: float = 0.0) -> np.ndarray:
+def candidates_of(
+    engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float, reach: float = 0.0
+) -> np.ndarray:
     """The `k` best edges by each score, doubled until they `reach` enough; then the fewest, by bisection, whose f is at most `spare`
     lower and still enough, and none dead."""
     best, all_edges = candidate_set(scores, k), engine.graph.n_edges
@@ -145,5 +153,7 @@ def exhibited(model: Model, names: str, force: bool, report: Callable[[str], Non
         else:
             report(f"{behaviour.name}: skipped, {model.name} does not exhibit it ({verdict.reason})")
     if not kept:
-        raise MechRLError(f"model {model.name!r} exhibits none of these behaviours; see `mechrl behaviours --model {model.name}`")
+        raise MechRLError(
+            f"model {model.name!r} exhibits none of these behaviours; see `mechrl behaviours --model {model.name}`"
+        )
     return kept

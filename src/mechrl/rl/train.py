@@ -74,7 +74,9 @@ def leave_ranks(group: dist.ProcessGroup | None, status: int = 0) -> None:
         os._exit(status)
 
 
-def describe(model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None) -> dict[str, Any]:
+def describe(
+    model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None
+) -> dict[str, Any]:
     """What a run is. Two runs with the same description are the same run. `init_from`: checksum of the first weights' file."""
     return {
         "model": model.name,
@@ -117,26 +119,38 @@ class Run:
                 write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
             if lines:
                 last = parse_json(lines[-1])
-                self.passes_before, self._seconds_before = last["passes"] - self._passes_at_first, last["seconds"]
+                self.passes_before, self._seconds_before = (
+                    last["passes"] - self._passes_at_first,
+                    last["seconds"],
+                )
         else:
             if (folder / CHECKPOINT).exists():
-                raise MechRLError(f"{folder} holds a run already; go on with it by --resume, or choose another folder")
+                raise MechRLError(
+                    f"{folder} holds a run already; go on with it by --resume, or choose another folder"
+                )
             if trainer.rank == 0:
                 write_atomically(folder / RUN, (json.dumps(self._about(about), indent=1) + "\n").encode())
                 write_atomically(folder / METRICS, b"")
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
-        tasks = [{"name": t.name, "K": t.K, "M": t.M, "ceiling": t.ceiling, "tau": t.tau} for t in self.trainer.tasks]
+        tasks = [
+            {"name": t.name, "K": t.K, "M": t.M, "ceiling": t.ceiling, "tau": t.tau}
+            for t in self.trainer.tasks
+        ]
         versions = {"mechrl": mechrl.__version__, "python": platform.python_version()}
         versions |= {"torch": torch.__version__, "numpy": np.__version__}
         return (
-            {"format": _FORMAT, "command": shlex.join(["mechrl", *sys.argv[1:]]), "versions": versions} | about | {"tasks": tasks}
+            {"format": _FORMAT, "command": shlex.join(["mechrl", *sys.argv[1:]]), "versions": versions}
+            | about
+            | {"tasks": tasks}
         )
 
     def passes(self) -> float:
         """Everything spent on this run: prefilters, ceilings, training. (Multiples of a twentieth, whatever the order of adding.)"""
         here = sum(task.engine.passes for task in self.trainer.tasks) - self._passes_at_first
-        return round(self.passes_before + self._passes_at_first + self._over_ranks(here, dist.ReduceOp.SUM), 6)
+        return round(
+            self.passes_before + self._passes_at_first + self._over_ranks(here, dist.ReduceOp.SUM), 6
+        )
 
     def agree(self, reason: int) -> int:
         """The weightiest of all ranks' reasons to leave: a signal may reach one before the others."""
@@ -202,10 +216,16 @@ class Run:
         try:
             lines = read_bytes(self.folder / METRICS).decode().split("\n")[: self.trainer.iteration]
             rows = [parse_json(line) for line in lines if line]
-            if not all(isinstance(row[key], int | float) and 0 <= row[key] < 2**63 for row in rows for key in ("passes", "seconds")):
+            if not all(
+                isinstance(row[key], int | float) and 0 <= row[key] < 2**63
+                for row in rows
+                for key in ("passes", "seconds")
+            ):
                 raise ValueError("a line has no passes or no seconds")
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise MechRLError(f"{self.folder / METRICS}: missing or damaged; start again in another folder") from exc
+            raise MechRLError(
+                f"{self.folder / METRICS}: missing or damaged; start again in another folder"
+            ) from exc
         return [line for line in lines if line]
 
 
@@ -220,13 +240,21 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
         known = read_json(path)
-        for part, default in (("task", TaskSettings()), ("reward", RewardSettings()), ("policy", PolicyConfig())):
-            known[part] = asdict(default) | known[part]  # what later versions have added was as it is by default
+        for part, default in (
+            ("task", TaskSettings()),
+            ("reward", RewardSettings()),
+            ("policy", PolicyConfig()),
+        ):
+            known[part] = (
+                asdict(default) | known[part]
+            )  # what later versions have added was as it is by default
     except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
     other = list(_differences(known, json.loads(json.dumps(about))))
     if other:
-        raise MechRLError(f"the run to resume had {', '.join(other)}; give the same options, or start in another folder")
+        raise MechRLError(
+            f"the run to resume had {', '.join(other)}; give the same options, or start in another folder"
+        )
 
 
 def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
@@ -240,5 +268,14 @@ def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
 def _load(trainer: Trainer, path: Path) -> None:
     try:
         trainer.load(path)
-    except (OSError, KeyError, TypeError, ValueError, OverflowError, RuntimeError, AttributeError, IndexError) as exc:
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+        AttributeError,
+        IndexError,
+    ) as exc:
         raise MechRLError(f"{path}: not a checkpoint, or damaged; start again in another folder") from exc

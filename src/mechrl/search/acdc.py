@@ -36,7 +36,9 @@ def acdc(problem: Problem, state: State | None = None, threshold: float = 0.01) 
     return _run(problem, state, threshold, lambda now: now)
 
 
-def acdc_sweep(problem: Problem, state: State | None = None, thresholds: tuple[float, ...] = THRESHOLDS) -> State:
+def acdc_sweep(
+    problem: Problem, state: State | None = None, thresholds: tuple[float, ...] = THRESHOLDS
+) -> State:
     """ACDC at several thresholds: the smallest circuit (pruned) that reaches tau, else the most faithful one.
 
     `extra` keeps every threshold's circuit: `mask.T`, `order.T`, `faithfulness.T`, `tested.T`, `evaluated.T`. A finished sweep that
@@ -54,7 +56,10 @@ def acdc_sweep(problem: Problem, state: State | None = None, thresholds: tuple[f
 
         end = _run(problem, inner, threshold, dress)
         inner = None
-        found[f"mask.{threshold}"], found[f"order.{threshold}"] = end.mask, np.array(end.order, dtype=np.int64)
+        found[f"mask.{threshold}"], found[f"order.{threshold}"] = (
+            end.mask,
+            np.array(end.order, dtype=np.int64),
+        )
         found[f"faithfulness.{threshold}"] = end.faithfulness
         found |= {f"{key}.{threshold}": end.extra[key] for key in ("tested", "evaluated")}
 
@@ -86,12 +91,17 @@ class _Walk:
         self.source = graph.edge_source[edges]
         receiver = graph.edge_receiver[edges]
         self.first = np.searchsorted(receiver, receiver)  # [n] the first place of every place's receiver
-        self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[:, receiver]  # [n] sources that every place's receiver feeds
+        self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[
+            :, receiver
+        ]  # [n] sources that every place's receiver feeds
         # guesses: an edge of at least `cut` stays. They cost or save work, but change no decision, so they are not saved
         self.strength = np.zeros(len(edges)) if problem.scores is None else np.abs(problem.scores[edges])
         self.cut, self.seen = np.inf, (np.zeros(0), np.zeros(0, dtype=bool))
         self.prefix: tuple[Engine, Prefix] | None = None  # the circuit at the start
-        self.stage, self.columns = -1, np.zeros(0, dtype=np.int64)  # places that the engine is told of, from this stage up
+        self.stage, self.columns = (
+            -1,
+            np.zeros(0, dtype=np.int64),
+        )  # places that the engine is told of, from this stage up
         if state is None:
             self.alive = np.ones(len(edges), dtype=bool)
             self.order: list[int] = []
@@ -103,7 +113,11 @@ class _Walk:
             extra = state.extra
             self.trace = np.zeros(len(edges))
             self.trace[: len(extra["trace"])] = extra["trace"]
-            self.position, self.tested, self.evaluated = extra["position"], extra["tested"], extra["evaluated"]
+            self.position, self.tested, self.evaluated = (
+                extra["position"],
+                extra["tested"],
+                extra["evaluated"],
+            )
             self.batch, self.kl = extra["batch"], extra["kl"]
         self.out = np.bincount(self.source[self.alive], minlength=graph.n_sources)  # [S] outgoing edges left
 
@@ -122,7 +136,9 @@ class _Walk:
     def step(self, threshold: float) -> None:
         """One speculative call: decides as many edges as it can."""
         limit = self.batch
-        if self.problem.minibatch is not None:  # a change of minibatch ends the call, wherever speculation stands
+        if (
+            self.problem.minibatch is not None
+        ):  # a change of minibatch ends the call, wherever speculation stands
             limit = min(limit, _TESTS_PER_MINIBATCH - self.tested % _TESTS_PER_MINIBATCH)
         places, stays = self._upcoming(limit)
         if not len(places):
@@ -137,11 +153,15 @@ class _Walk:
         refused = ~(kl - base < threshold)
         wrong = refused != stays
         n_tested = int(wrong.argmax()) + 1 if wrong.any() else len(places)
-        engine.passes = passes + n_tested * engine.n_pairs / PAIRS_PER_PASS  # the algorithm's, not all that were measured
+        engine.passes = (
+            passes + n_tested * engine.n_pairs / PAIRS_PER_PASS
+        )  # the algorithm's, not all that were measured
         self.evaluated += len(places)
         self.trace[self.tested : self.tested + n_tested] = kl[:n_tested]
         self.tested += n_tested
-        for place, stay, now in zip(places[:n_tested].tolist(), refused[:n_tested].tolist(), kl[:n_tested].tolist(), strict=True):
+        for place, stay, now in zip(
+            places[:n_tested].tolist(), refused[:n_tested].tolist(), kl[:n_tested].tolist(), strict=True
+        ):
             self._pass_by(place + 1)  # what lies between was dropped with its receiver
             if stay:
                 self.position = place
@@ -178,7 +198,10 @@ class _Walk:
 
     def _learn(self, places: np.ndarray, refused: np.ndarray) -> None:
         """Sets the score from which on an edge is guessed to stay: the one that errs least on the last tests."""
-        self.seen = (np.append(self.seen[0], self.strength[places])[-_SEEN:], np.append(self.seen[1], refused)[-_SEEN:])
+        self.seen = (
+            np.append(self.seen[0], self.strength[places])[-_SEEN:],
+            np.append(self.seen[1], refused)[-_SEEN:],
+        )
         order = np.argsort(-self.seen[0], kind="stable")
         strength, stayed = self.seen[0][order], self.seen[1][order]
         # guessing that the i strongest stay errs on the removed among them and on the refused among the others

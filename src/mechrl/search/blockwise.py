@@ -28,7 +28,9 @@ LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
 LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
 AGAIN = 0.2  # part of the circuit that blocks begin with when they come again
-ROOM = 0.02  # of f above τ; with more an exchange is never the last, however little it has won: later ones can
+ROOM = (
+    0.02  # of f above τ; with more an exchange is never the last, however little it has won: later ones can
+)
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
@@ -50,7 +52,9 @@ def _start(problem: Problem) -> State:
     f = float(problem.judge(mask[None])[0])
     dead = problem.candidates[~mask].tolist()
     if f < problem.tau:
-        return State(mask, dead, f, {}, True, f"the candidate set itself has f = {f:.3f}, below tau = {problem.tau}")
+        return State(
+            mask, dead, f, {}, True, f"the candidate set itself has f = {f:.3f}, below tau = {problem.tau}"
+        )
     return State(mask, dead, f, {"block": LARGEST_BLOCK, "finer": 0}, False, "blocks")
 
 
@@ -80,7 +84,9 @@ def _exchange(problem: Problem, state: State) -> State:
     gradient = engine.gradient(mask[None].astype(np.float64), problem.candidates).gradient[0]
     gain = -gradient.double().cpu().numpy() / engine.kl_cut  # in units of f
     size = size_of_groups(int(mask.sum()), state.extra["finer"])
-    trying = exchange(mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size, thorough=True)
+    trying = exchange(
+        mask, state.faithfulness, problem.tau, gain, lambda masks: _prune(problem, masks), size, thorough=True
+    )
     try:
         trials = next(trying)
         while True:
@@ -94,7 +100,9 @@ def _exchange(problem: Problem, state: State) -> State:
     large = size_of_groups(int(trade.mask.sum())) > 1
     if large and trade.f > state.faithfulness and trade.f >= blocks_failed_at:
         return _moved(problem, state, trade.mask, trade.f, trade.cheap, AGAIN)
-    following = _moved(problem, state, trade.mask, trade.f, trade.cheap, 0.0, blocks_failed_at=blocks_failed_at)
+    following = _moved(
+        problem, state, trade.mask, trade.f, trade.cheap, 0.0, blocks_failed_at=blocks_failed_at
+    )
     if trade.won * PASSES_PER_EDGE >= spent or trade.f - problem.tau > ROOM:
         return following
     return _failed(problem, following, "exchanges hardly make it smaller")
@@ -106,12 +114,27 @@ def _failed(problem: Problem, state: State, why: str) -> State:
     finer = state.extra["finer"]
     if size_of_groups(int(state.mask.sum()), finer) > 1:
         block = AGAIN if "blocks_failed_at" in state.extra else 0.0
-        return _moved(problem, state, state.mask, state.faithfulness, np.flatnonzero(state.mask), block, finer=finer + 1)
-    return State(state.mask, state.order, state.faithfulness, state.extra, True, f"{int(state.mask.sum())} edges; {why}")
+        return _moved(
+            problem, state, state.mask, state.faithfulness, np.flatnonzero(state.mask), block, finer=finer + 1
+        )
+    return State(
+        state.mask,
+        state.order,
+        state.faithfulness,
+        state.extra,
+        True,
+        f"{int(state.mask.sum())} edges; {why}",
+    )
 
 
 def _moved(
-    problem: Problem, state: State, mask: np.ndarray, f: float, order: np.ndarray, block: float, **extra: float
+    problem: Problem,
+    state: State,
+    mask: np.ndarray,
+    f: float,
+    order: np.ndarray,
+    block: float,
+    **extra: float,
 ) -> State:
     """The next state. Of the edges cut now, dead ones come first, then those of `order` as they stand in it. `extra` has, beside the next
     block, how often groups were halved (`finer`) and, if trades followed since, the f at which blocks failed."""

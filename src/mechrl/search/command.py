@@ -43,7 +43,8 @@ def search_command(
     out: Annotated[
         Path,
         typer.Option(
-            rich_help_panel=options.BASICS, help="Folder for circuit.json and, while it runs, the state to resume from."
+            rich_help_panel=options.BASICS,
+            help="Folder for circuit.json and, while it runs, the state to resume from.",
         ),
     ] = Path("runs/search"),
     pairs: options.Pairs = 20,
@@ -70,7 +71,11 @@ def search_command(
     prefilter: options.Prefilter = "union",
     whole_graph: Annotated[
         bool,
-        typer.Option("--whole-graph", rich_help_panel=options.EXPERT, help="Search among all edges, not among candidates."),
+        typer.Option(
+            "--whole-graph",
+            rich_help_panel=options.EXPERT,
+            help="Search among all edges, not among candidates.",
+        ),
     ] = False,
     threshold: Annotated[
         list[float] | None,
@@ -119,9 +124,13 @@ def search_command(
     if holds_on is None:
         holds_on = "fresh" if chosen.has_fresh else "discovery"
         if not chosen.has_fresh:
-            say(f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone")
+            say(
+                f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
+            )
     where = resolve_device(device)
-    if attempts is None:  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
+    if (
+        attempts is None
+    ):  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
         attempts = 1 if method == "blockwise" and where.type == "cpu" else ATTEMPTS
     settings = Settings(
         method=method,  # type: ignore[arg-type]  # checked there, with a message for people
@@ -157,7 +166,10 @@ def search_command(
     last_saved = time.monotonic()
     last_state: State | None = state
     remaining, saving = _Remaining(), Saving()
-    with Live(method, quiet=0) as live, stop_signals() as stopped:  # the first line comes at once: the search has begun
+    with (
+        Live(method, quiet=0) as live,
+        stop_signals() as stopped,
+    ):  # the first line comes at once: the search has begun
 
         def checkpoint(now: State) -> None:
             nonlocal last_saved, last_state
@@ -183,9 +195,13 @@ def search_command(
         if unsaved is not None:
             answer_kept(circuit, circuit_path, unsaved)
         else:
-            say(f"interrupted; {circuit_path} holds what was reached. To go on, repeat the command with --resume")
+            say(
+                f"interrupted; {circuit_path} holds what was reached. To go on, repeat the command with --resume"
+            )
         if saving.failed is not None:
-            say(f"interrupted; the state could not be saved ({saving.failed}); --resume goes on from the last one that was")
+            say(
+                f"interrupted; the state could not be saved ({saving.failed}); --resume goes on from the last one that was"
+            )
         raise typer.Exit(128 + stopped[0])
     if unsaved is None:
         state_path.unlink(missing_ok=True)
@@ -213,7 +229,9 @@ def shortfalls(circuit: Circuit) -> list[str]:
         lines.append(f"f = {circuit.tau:g} was not reached ({circuit.settings.get('note', '')})")
     fresh = circuit.faithfulness_test
     if fresh is not None and fresh < circuit.tau:
-        advice = "more rows or more --pairs bring them closer" if on_fresh else "--holds-on fresh aims at them"
+        advice = (
+            "more rows or more --pairs bring them closer" if on_fresh else "--holds-on fresh aims at them"
+        )
         lines.append(
             f"warning: on fresh pairs f = {fresh:.3f} falls short of {circuit.tau:g}: this is the one to quote; {advice}"
         )
@@ -222,7 +240,13 @@ def shortfalls(circuit: Circuit) -> list[str]:
 
 # Passes that a search for f ≥ 0.9 on 20 discovery pairs took on SmolLM2, from the easiest behaviour to the one before the hardest
 # (benchmarks/search/tables.md); where f must hold on fresh pairs a search may begin again up to six times.
-_PASSES = {"top-n": (20, 50), "greedy": (25, 50), "acdc": (1600, 3800), "edge-pruning": (3000, 3700), "blockwise": (150, 900)}
+_PASSES = {
+    "top-n": (20, 50),
+    "greedy": (25, 50),
+    "acdc": (1600, 3800),
+    "edge-pruning": (3000, 3700),
+    "blockwise": (150, 900),
+}
 
 
 def estimate(session: Session) -> str:
@@ -244,7 +268,13 @@ def estimate(session: Session) -> str:
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def memory(device: torch.device) -> str:
@@ -263,9 +293,18 @@ def memory(device: torch.device) -> str:
 def answer_circuit(circuit: Circuit, path: Path, unsaved: MechRLError | None = None) -> None:
     """What machines are told of a circuit, whichever command found it. One that could not be saved is told whole."""
     keys = ("behaviour", "model", "method", "tau", "faithfulness", "faithfulness_test")
-    sizes = {"edges": len(circuit), "edges_pruned": circuit.size, "passes": circuit.passes, "seconds": circuit.seconds}
+    sizes = {
+        "edges": len(circuit),
+        "edges_pruned": circuit.size,
+        "passes": circuit.passes,
+        "seconds": circuit.seconds,
+    }
     known = {key: getattr(circuit, key) for key in keys} | sizes
-    answer_json(known | {"circuit": str(path)} if unsaved is None else known | {"circuit": None, "unsaved": circuit.to_json()})
+    answer_json(
+        known | {"circuit": str(path)}
+        if unsaved is None
+        else known | {"circuit": None, "unsaved": circuit.to_json()}
+    )
     if unsaved is not None:
         raise unsaved
 
@@ -282,4 +321,8 @@ class _Remaining:
         now = time.monotonic()
         self.first = self.first or (now, fraction)
         began, then = self.first
-        return f", about {(now - began) * (1 - fraction) / (fraction - then):.0f} s left" if fraction > then else ""
+        return (
+            f", about {(now - began) * (1 - fraction) / (fraction - then):.0f} s left"
+            if fraction > then
+            else ""
+        )

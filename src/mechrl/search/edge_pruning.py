@@ -25,7 +25,10 @@ from mechrl.search.problem import Problem, State
 BETA = 2 / 3
 LEFT, RIGHT = -0.1, 1.1  # the stretch of s before it is clipped
 _GROWTH = 1.25
-_BETAS, _EPS = (0.9, 0.999), 1e-15  # Adam's; the sparsity's gradient at open gates, k(1 − k)/n, is far below the usual 1e-8
+_BETAS, _EPS = (
+    (0.9, 0.999),
+    1e-15,
+)  # Adam's; the sparsity's gradient at open gates, k(1 − k)/n, is far below the usual 1e-8
 
 
 def edge_pruning(
@@ -49,7 +52,9 @@ def edge_pruning(
         if descent.step < steps:
             target = target_sparsity * min(1.0, (descent.step + 1) / (warm_up * steps))
             f = descent.take(problem, target, learning_rate, multiplier_rate)
-            state = State(descent.log_alpha > 0, [], f, descent.pack(), False, f"step {descent.step} of {steps}")
+            state = State(
+                descent.log_alpha > 0, [], f, descent.pack(), False, f"step {descent.step} of {steps}"
+            )
         else:
             state = _threshold(problem, descent.log_alpha)
         problem.checkpoint(state)
@@ -73,14 +78,21 @@ class _Descent:
 
     def pack(self) -> dict[str, np.ndarray | float | int | str]:
         rng = json.dumps(self.rng.bit_generator.state)
-        arrays = {"log_alpha": self.log_alpha, "first": self.first, "second": self.second, "multipliers": self.multipliers}
+        arrays = {
+            "log_alpha": self.log_alpha,
+            "first": self.first,
+            "second": self.second,
+            "multipliers": self.multipliers,
+        }
         return {**{k: v.copy() for k, v in arrays.items()}, "step": self.step, "rng": rng}
 
     @classmethod
     def unpack(cls, extra: dict) -> _Descent:
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(extra["rng"])
-        log_alpha, first, second, multipliers = (extra[k].copy() for k in ("log_alpha", "first", "second", "multipliers"))
+        log_alpha, first, second, multipliers = (
+            extra[k].copy() for k in ("log_alpha", "first", "second", "multipliers")
+        )
         return cls(log_alpha, first, second, multipliers, int(extra["step"]), rng)
 
     def take(self, problem: Problem, target: float, learning_rate: float, multiplier_rate: float) -> float:
@@ -100,7 +112,9 @@ class _Descent:
         self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
         moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
         self.log_alpha = self.log_alpha - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
-        lack = max(missing, 0.0)  # the multipliers only ascend: they were needed once, and the target will rise
+        lack = max(
+            missing, 0.0
+        )  # the multipliers only ascend: they were needed once, and the target will rise
         self.multipliers = self.multipliers + multiplier_rate * np.array([lack, lack**2])
         return f
 
@@ -152,6 +166,8 @@ def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
     mask, f = best
     removed = problem.candidates[order[::-1]][~mask[order[::-1]]].tolist()
     note = (
-        f"{int(mask.sum())} edges" if f >= problem.tau else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
+        f"{int(mask.sum())} edges"
+        if f >= problem.tau
+        else f"the candidate set itself has f = {f:.3f}, below τ = {problem.tau}"
     )
     return State(mask, removed, f, {"log_alpha": log_alpha, "step": 0}, True, note)

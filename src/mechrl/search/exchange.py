@@ -19,7 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GROUPS = (0.25, 12, 24)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
+GROUPS = (
+    0.25,
+    12,
+    24,
+)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
 GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
 NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up worse
@@ -43,7 +47,9 @@ def size_of_groups(edges: int, finer: int = 0) -> int:
     return max(1, round(edges * GROUP) >> finer)
 
 
-Judging = Generator[np.ndarray, np.ndarray, Trade | None]  # yields circuits [C, n] bool and is sent their f [C]
+Judging = Generator[
+    np.ndarray, np.ndarray, Trade | None
+]  # yields circuits [C, n] bool and is sent their f [C]
 
 
 def exchange(
@@ -65,7 +71,9 @@ def exchange(
         return None
     best = outside[np.argsort(-gain[outside], kind="stable")]
     part, at_least, at_most = GROUPS
-    cheap = alive[np.argsort(gain[alive], kind="stable")][: size * int(np.clip(part * len(alive), at_least, at_most))]
+    cheap = alive[np.argsort(gain[alive], kind="stable")][
+        : size * int(np.clip(part * len(alive), at_least, at_most))
+    ]
     groups = [cheap[i : i + size] for i in range(0, len(cheap), size)]
     without = prune(np.stack([changed(mask, group) for group in groups]))
     measured = f - (yield without)
@@ -100,7 +108,9 @@ def exchange(
     return (yield from _try(mask, f, tau, prune(np.stack([mask, *trades])), cheap, per_edge))
 
 
-def _try(mask: np.ndarray, f: float, tau: float, trials: np.ndarray, cheap: np.ndarray, per_edge: float) -> Judging:
+def _try(
+    mask: np.ndarray, f: float, tau: float, trials: np.ndarray, cheap: np.ndarray, per_edge: float
+) -> Judging:
     """The smaller ones of circuits `trials` [C, n], the smallest first, a few at once, until some have f ≥ τ."""
     sizes = trials.sum(1)
     trials = trials[np.argsort(sizes, kind="stable")][: (sizes < mask.sum()).sum()]
@@ -116,7 +126,9 @@ def _try(mask: np.ndarray, f: float, tau: float, trials: np.ndarray, cheap: np.n
     return None
 
 
-def changed(mask: np.ndarray, cut: np.ndarray | list[int], add: np.ndarray | Sequence[int] = ()) -> np.ndarray:
+def changed(
+    mask: np.ndarray, cut: np.ndarray | list[int], add: np.ndarray | Sequence[int] = ()
+) -> np.ndarray:
     mask = mask.copy()
     mask[cut] = False
     mask[np.asarray(add, dtype=int)] = True

@@ -21,7 +21,9 @@ from mechrl.models.base import Model
 from mechrl.reading import parse_json
 from mechrl.sealed import read_sealed, sealed
 
-_CALLS_PER_MINIBATCH = 16  # fresh pairs often enough to matter, seldom enough that building their engine does not
+_CALLS_PER_MINIBATCH = (
+    16  # fresh pairs often enough to matter, seldom enough that building their engine does not
+)
 
 
 class Interrupted(Exception):
@@ -44,10 +46,18 @@ class State:
 
     def to_bytes(self, **about: object) -> bytes:
         """The state and JSON-able facts about it, as one safetensors file."""
-        arrays = {f"extra.{k}": np.ascontiguousarray(v) for k, v in self.extra.items() if isinstance(v, np.ndarray)}
+        arrays = {
+            f"extra.{k}": np.ascontiguousarray(v) for k, v in self.extra.items() if isinstance(v, np.ndarray)
+        }
         rest = {k: v for k, v in self.extra.items() if not isinstance(v, np.ndarray)}
         arrays |= {"mask": np.ascontiguousarray(self.mask), "order": np.asarray(self.order, dtype=np.int64)}
-        known = {"faithfulness": self.faithfulness, "extra": rest, "done": self.done, "note": self.note, "about": about}
+        known = {
+            "faithfulness": self.faithfulness,
+            "extra": rest,
+            "done": self.done,
+            "note": self.note,
+            "about": about,
+        }
         return sealed(arrays, {"state": json.dumps(known)})
 
     @classmethod
@@ -56,17 +66,28 @@ class State:
         try:
             arrays, texts = read_sealed(path)
             known = parse_json(texts["state"])
-            extra = {key[len("extra.") :]: value for key, value in arrays.items() if key.startswith("extra.")} | known["extra"]
+            extra = {
+                key[len("extra.") :]: value for key, value in arrays.items() if key.startswith("extra.")
+            } | known["extra"]
             mask, order = arrays["mask"], arrays["order"].tolist()
-            right = mask.dtype == bool and mask.ndim == 1 and arrays["order"].dtype.kind == "i" and arrays["order"].ndim == 1
+            right = (
+                mask.dtype == bool
+                and mask.ndim == 1
+                and arrays["order"].dtype.kind == "i"
+                and arrays["order"].ndim == 1
+            )
             kinds: dict[str, Any] = {"faithfulness": (int, float), "done": bool, "note": str, "about": dict}
             if not right or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
                 raise ValueError("an array or a fact is of another kind")
-            return cls(mask, order, known["faithfulness"], extra, known["done"], known["note"]), known["about"]
+            return cls(mask, order, known["faithfulness"], extra, known["done"], known["note"]), known[
+                "about"
+            ]
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
         except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise MechRLError(f"{path}: not the state of a search, or damaged; start again without --resume") from exc
+            raise MechRLError(
+                f"{path}: not the state of a search, or damaged; start again without --resume"
+            ) from exc
 
 
 @dataclass
@@ -98,9 +119,13 @@ class Problem:
         if self.minibatch is None or self.minibatch >= len(self.pairs):
             return self.engine
         if self._batch is None or self._batch[0] != index:
-            chosen = np.random.default_rng([self.seed, index]).choice(len(self.pairs), self.minibatch, replace=False)
+            chosen = np.random.default_rng([self.seed, index]).choice(
+                len(self.pairs), self.minibatch, replace=False
+            )
             engine = Engine(self.model, self.pairs.take(chosen.tolist()), tf32=self.engine.tf32)
-            engine.passes = 0.0 if self._batch is None else self._batch[1].passes  # one account for all minibatches
+            engine.passes = (
+                0.0 if self._batch is None else self._batch[1].passes
+            )  # one account for all minibatches
             self._batch = (index, engine)
         return self._batch[1]
 

@@ -51,7 +51,9 @@ class Settings:
     whole_graph: bool = False  # all edges are candidates
     prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
-    holds_on: HoldsOn = "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
+    holds_on: HoldsOn = (
+        "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
+    )
     minibatch: int | None = None
     seed: int = 0
     attempts: int = ATTEMPTS  # searches, each aiming higher, where f must hold on fresh pairs
@@ -70,7 +72,9 @@ class Settings:
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
         if self.minibatch is not None and not 0 < self.minibatch < self.pairs:
-            raise MechRLError(f"a minibatch must be smaller than the {self.pairs} pairs it is drawn from, not {self.minibatch}")
+            raise MechRLError(
+                f"a minibatch must be smaller than the {self.pairs} pairs it is drawn from, not {self.minibatch}"
+            )
         if not self.thresholds or not all(0 <= threshold < float("inf") for threshold in self.thresholds):
             raise MechRLError("ACDC needs at least one threshold, each a number from 0 on")
         check_seed(self.seed)
@@ -166,12 +170,18 @@ class Session:
                 others += [self.found] if self.found is not None else []
                 others += [self._read_back(found)] if short > 0 else []
             self.found = min([found, *others], key=lambda one: one.rank(self.settings.tau))
-            given_up = self.attempt >= self.settings.attempts or state.faithfulness < self.aim or self.aim >= _HIGHEST_AIM
+            given_up = (
+                self.attempt >= self.settings.attempts
+                or state.faithfulness < self.aim
+                or self.aim >= _HIGHEST_AIM
+            )
             enough = self.found.validation >= self.settings.tau and len(found.edges) >= len(self.found.edges)
             if given_up or enough:
                 return state if self.found is found else self._state()
             self.aim = higher(self.aim, short)
-            if self._widen() or self.settings.method != "acdc":  # a finished sweep of thresholds need only choose again
+            if (
+                self._widen() or self.settings.method != "acdc"
+            ):  # a finished sweep of thresholds need only choose again
                 state = None
 
     def _judged(self, state: State) -> Found:
@@ -190,7 +200,9 @@ class Session:
         def measure(which: np.ndarray, steps: np.ndarray) -> np.ndarray:
             return validation.faithfulness(masks(steps), problem.candidates).double().cpu().numpy()
 
-        (step,), (f,) = step_back(np.array([len(cut)]), np.array([found.validation]), self.settings.tau, measure)
+        (step,), (f,) = step_back(
+            np.array([len(cut)]), np.array([found.validation]), self.settings.tau, measure
+        )
         mask = masks([step])
         own = float(problem.judge(mask)[0])
         alive = problem.model.graph.prune(mask, problem.candidates)[0]
@@ -213,7 +225,9 @@ class Session:
         while len(problem.candidates) < problem.model.graph.n_edges:
             everything, charged = np.ones((1, len(problem.candidates)), dtype=bool), problem.engine.passes
             if float(problem.engine.faithfulness(everything, problem.candidates)[0]) >= self.aim:
-                problem.engine.passes = charged  # every search measures its candidates itself, and is charged for it there
+                problem.engine.passes = (
+                    charged  # every search measures its candidates itself, and is charged for it there
+                )
                 break
             self.k = min(2 * self.k, problem.model.graph.n_edges)
             problem.candidates = candidate_set(self.scores, self.k)
@@ -240,7 +254,8 @@ class Session:
             d_model=problem.model.spec.d_model,
             behaviour=problem.behaviour.name,
             method=settings.method,
-            settings=settings.to_json() | {"k_used": self.k, "candidates": len(problem.candidates), "note": state.note},
+            settings=settings.to_json()
+            | {"k_used": self.k, "candidates": len(problem.candidates), "note": state.note},
             tau=settings.tau,
             seed=settings.seed,
             pairs=len(problem.pairs),
@@ -259,14 +274,20 @@ class Session:
         )
 
 
-def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any] | None = None) -> Session:
+def prepare(
+    model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any] | None = None
+) -> Session:
     """Pairs, engine, scores and candidates of a search; `about` is what an interrupted one left behind."""
     began = time.perf_counter()
     if model.tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    pairs = behaviour.pairs(model.tokenizer, settings.pairs, settings.seed, part="discovery", n_ctx=model.spec.n_ctx)
+    pairs = behaviour.pairs(
+        model.tokenizer, settings.pairs, settings.seed, part="discovery", n_ctx=model.spec.n_ctx
+    )
     if settings.minibatch is not None and settings.minibatch >= len(pairs):
-        raise MechRLError(f"{behaviour.name!r} has {len(pairs)} discovery pairs only; use a minibatch smaller than that")
+        raise MechRLError(
+            f"{behaviour.name!r} has {len(pairs)} discovery pairs only; use a minibatch smaller than that"
+        )
     engine = Engine(model, pairs)
     straight = settings.method in ("top-n", "greedy")  # these rank all edges by one score
     metrics: list[Metric] = []
@@ -300,7 +321,11 @@ def prepare(model: Model, behaviour: Behaviour, settings: Settings, about: dict[
     else:
         engine.passes = 0.0  # the prefilter was paid for before
         problem.passes_before, problem.calls = about["passes"], about["calls"]
-        session.aim, session.attempt, session.seconds_before = about["aim"], about["attempt"], about["seconds"]
+        session.aim, session.attempt, session.seconds_before = (
+            about["aim"],
+            about["attempt"],
+            about["seconds"],
+        )
         session.found = Found(**about["found"]) if about.get("found") else None
     return session
 
@@ -313,7 +338,9 @@ def check_continues(model: Model, behaviour: Behaviour, settings: Settings, abou
     theirs = {key: about.get(key) for key in ("model", "checksum", "behaviour")} | about.get("settings", {})
     other = [f"{key} {theirs.get(key)!r}" for key in mine if mine[key] != theirs.get(key)]
     if other:
-        raise MechRLError(f"the search to resume had {', '.join(other)}; give the same options, or start without --resume")
+        raise MechRLError(
+            f"the search to resume had {', '.join(other)}; give the same options, or start without --resume"
+        )
     if not _says_enough(about):
         raise MechRLError("the state does not say what was spent and aimed at; start again without --resume")
 
@@ -331,7 +358,10 @@ def _says_enough(about: dict[str, Any]) -> bool:
 
 
 def search(
-    model: Model, behaviour: Behaviour, settings: Settings, checkpoint: Callable[[State], None] = lambda state: None
+    model: Model,
+    behaviour: Behaviour,
+    settings: Settings,
+    checkpoint: Callable[[State], None] = lambda state: None,
 ) -> Circuit:
     """One search, straight through."""
     session = prepare(model, behaviour, settings)
@@ -346,14 +376,21 @@ def higher(aim: float, short: float) -> float:
 
 
 def step_back(
-    steps: np.ndarray, f: np.ndarray, tau: float, measure: Callable[[np.ndarray, np.ndarray], np.ndarray], enough_at: int = -1
+    steps: np.ndarray,
+    f: np.ndarray,
+    tau: float,
+    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    enough_at: int = -1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
     bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
     `enough_at` is a step of which f ≥ τ is known.
     """
     steps, f = steps.copy(), f.copy()
-    low, high = np.full(len(steps), enough_at), np.where(f < tau, steps, enough_at + 1)  # f ≥ τ at low, and not at high
+    low, high = (
+        np.full(len(steps), enough_at),
+        np.where(f < tau, steps, enough_at + 1),
+    )  # f ≥ τ at low, and not at high
     while len(which := np.flatnonzero(high - low > 1)):
         middle = (low[which] + high[which]) // 2
         found = measure(which, middle)

@@ -17,7 +17,9 @@ from mechrl.models.base import Model
 
 
 @torch.no_grad()
-def attention_patterns(model: Model, clean: Sequence[int], corrupt: Sequence[int], mask: np.ndarray) -> Tensor:
+def attention_patterns(
+    model: Model, clean: Sequence[int], corrupt: Sequence[int], mask: np.ndarray
+) -> Tensor:
     """[L, H, T, T] of the circuit `mask` [E] on one pair; a row is a query, and sums to 1 over the positions up to its own."""
     graph, H, G = model.graph, model.spec.n_heads, model.spec.n_kv_heads
     keep = torch.from_numpy(np.asarray(mask, dtype=bool)).to(model.device, model.dtype)
@@ -32,7 +34,9 @@ def attention_patterns(model: Model, clean: Sequence[int], corrupt: Sequence[int
     def streams(first: int, n: int) -> Tensor:
         """[2, n, T, d] what receivers first … first + n read, in the corrupted run and in the circuit, after the norm."""
         start = int(graph.receiver_start[first])
-        M = keep[start : start + n * len(rows)].view(n, len(rows))  # receivers of one stage read the same sources
+        M = keep[start : start + n * len(rows)].view(
+            n, len(rows)
+        )  # receivers of one stage read the same sources
         both = torch.stack([torch.zeros_like(M), M])
         return model.normalise(corrupted + torch.einsum("rns,std->rntd", both, rows))
 

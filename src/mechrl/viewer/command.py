@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 MOST_CIRCUITS = 6
 
 Circuits = Annotated[
-    list[Path], typer.Argument(metavar="CIRCUIT...", help="One circuit.json, or up to six to compare.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="CIRCUIT...", help="One circuit.json, or up to six to compare.", show_default=False
+    ),
 ]
 NoModel = Annotated[
     bool,
     typer.Option(
-        "--no-model", rich_help_panel=options.EXPERT, help="Show the file alone: no f along the order, answers or attention."
+        "--no-model",
+        rich_help_panel=options.EXPERT,
+        help="Show the file alone: no f along the order, answers or attention.",
     ),
 ]
 
@@ -73,12 +78,18 @@ def export_command(
     html: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=options.BASICS, help="Write the viewer's page: one file that works offline.", show_default=False
+            rich_help_panel=options.BASICS,
+            help="Write the viewer's page: one file that works offline.",
+            show_default=False,
         ),
     ] = None,
     eap_ig: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=options.BASICS, help="Write the JSON that EAP-IG and MIB read.", show_default=False),
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="Write the JSON that EAP-IG and MIB read.",
+            show_default=False,
+        ),
     ] = None,
     model: options.CircuitModel = None,
     behaviour: options.CircuitBehaviour = None,
@@ -118,7 +129,9 @@ def export_command(
             answer(out)
 
 
-def _document(paths: list[Path], model: str | None, behaviour: str | None, no_model: bool, device: str) -> str:
+def _document(
+    paths: list[Path], model: str | None, behaviour: str | None, no_model: bool, device: str
+) -> str:
     if len(paths) > MOST_CIRCUITS:
         raise MechRLError(f"up to {MOST_CIRCUITS} circuits can be shown, not {len(paths)}")
     if no_model and model is not None:
@@ -129,7 +142,9 @@ def _document(paths: list[Path], model: str | None, behaviour: str | None, no_mo
 
     circuits = [Circuit.load(path) for path in paths]
     behaviours = _behaviours(circuits, behaviour)
-    models: list[Model | str] = ["--no-model was given"] * len(circuits) if no_model else _models(circuits, model, device)
+    models: list[Model | str] = (
+        ["--no-model was given"] * len(circuits) if no_model else _models(circuits, model, device)
+    )
     shown = []
     for path, circuit, chosen, runs in zip(paths, circuits, behaviours, models, strict=True):
         why = next((problem for problem in (chosen, runs) if isinstance(problem, str)), "")
@@ -163,15 +178,21 @@ def read_notes(path: Path, circuit: Circuit) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as exc:
-        raise MechRLError(f"{file}: cannot be read as JSON; save the notes again from the page, or remove the file") from exc
+        raise MechRLError(
+            f"{file}: cannot be read as JSON; save the notes again from the page, or remove the file"
+        ) from exc
     there = {*circuit.graph.source_names, "logits"}
     texts = {key: told.get(key, {}) for key in ("names", "groups")} if isinstance(told, dict) else {}
     pins = told.get("pins", []) if isinstance(told, dict) else None
     if not isinstance(pins, list) or not all(
         isinstance(t, dict) and all(isinstance(v, str) for v in t.values()) for t in texts.values()
     ):
-        raise MechRLError(f"{file}: not the notes of a circuit; save them again from the page, or remove the file")
-    known = {key: {name: text for name, text in value.items() if name in there} for key, value in texts.items()}
+        raise MechRLError(
+            f"{file}: not the notes of a circuit; save them again from the page, or remove the file"
+        )
+    known = {
+        key: {name: text for name, text in value.items() if name in there} for key, value in texts.items()
+    }
     return {"pins": [name for name in pins if isinstance(name, str) and name in there]} | known
 
 
@@ -234,7 +255,9 @@ def _models(circuits: list[Circuit], given: str | None, device: str) -> list[Mod
             circuit.check_model(loaded[name])
         except MechRLError as exc:
             return (
-                str(exc) if here else f"{name} is not on this machine (--model {name} fetches it, --model PATH says where it is)"
+                str(exc)
+                if here
+                else f"{name} is not on this machine (--model {name} fetches it, --model PATH says where it is)"
             )
         return loaded[name]
 

@@ -73,7 +73,9 @@ def circuit_data(
             "notes_of_reader": {},
         }
     except (TypeError, ValueError) as exc:
-        raise MechRLError(f"the circuit of {circuit.behaviour!r} has a field of the wrong kind ({exc}); search again") from exc
+        raise MechRLError(
+            f"the circuit of {circuit.behaviour!r} has a field of the wrong kind ({exc}); search again"
+        ) from exc
     if model is not None and behaviour is not None:
         model = circuit.as_found(model)
         if model.tokenizer is None:
@@ -90,7 +92,9 @@ def circuit_data(
             )
         data["attention"] = _attention(model, pairs, replay, set(data["known"]))
         if len(data["attention"]["pairs"]) < len(data["pairs"]):
-            data["notes"].append("Attention patterns of the longest prompts are left out, to keep the page small.")
+            data["notes"].append(
+                "Attention patterns of the longest prompts are left out, to keep the page small."
+            )
     return data
 
 
@@ -147,9 +151,15 @@ def _stops(kept: int, n: int) -> list[int]:
 
 def _lead(circuit: Circuit) -> str:
     """The circuit in one line."""
-    fresh = "" if circuit.faithfulness_test is None else f", {float(circuit.faithfulness_test):.3f} on fresh pairs"
+    fresh = (
+        ""
+        if circuit.faithfulness_test is None
+        else f", {float(circuit.faithfulness_test):.3f} on fresh pairs"
+    )
     size = f"{circuit.size:,} of {circuit.graph.n_edges:,} edges"
-    return f"{circuit.method}, τ = {float(circuit.tau):g}: {size}, f = {float(circuit.faithfulness):.3f}{fresh}"
+    return (
+        f"{circuit.method}, τ = {float(circuit.tau):g}: {size}, f = {float(circuit.faithfulness):.3f}{fresh}"
+    )
 
 
 def _facts(circuit: Circuit) -> list[tuple[str, str]]:
@@ -162,13 +172,20 @@ def _facts(circuit: Circuit) -> list[tuple[str, str]]:
         ("behaviour", str(circuit.behaviour)),
         ("model", str(circuit.model)),
         ("weights", f"sha256 {str(circuit.checksum)[:16]}…"),
-        ("shape", f"{circuit.graph.n_layers} layers, {circuit.graph.n_heads} heads, {circuit.graph.n_kv_heads} KV heads"),
+        (
+            "shape",
+            f"{circuit.graph.n_layers} layers, {circuit.graph.n_heads} heads, {circuit.graph.n_kv_heads} KV heads",
+        ),
         ("method", f"{circuit.method}, τ = {float(circuit.tau):g}"),
         ("complete", "yes" if circuit.complete else "no: the search was interrupted"),
         ("edges", f"{circuit.size:,} on a path, {len(circuit):,} kept, of {circuit.graph.n_edges:,}"),
         ("f", f(circuit.faithfulness, f"on {circuit.pairs} discovery pairs")),
         ("f, fresh pairs", f(circuit.faithfulness_test, "on test pairs")),
-        *([("f, validation", f(circuit.faithfulness_validation, ""))] if circuit.faithfulness_validation is not None else []),
+        *(
+            [("f, validation", f(circuit.faithfulness_validation, ""))]
+            if circuit.faithfulness_validation is not None
+            else []
+        ),
         ("cost", f"{float(circuit.passes):,.0f} passes, {float(circuit.seconds):,.1f} s"),
         ("seed", str(circuit.seed)),
         ("version", str(circuit.version)),
@@ -183,7 +200,9 @@ def _known(circuit: Circuit, behaviour: Behaviour | None) -> dict[str, tuple[str
     return {k.component: (k.role, k.source, k.confidence) for k in behaviour.known if k.component in names}
 
 
-def _answers(model: Model, pairs: Pairs, replay: Replay, report: Report) -> tuple[list[float], list[dict[str, Any]]]:
+def _answers(
+    model: Model, pairs: Pairs, replay: Replay, report: Report
+) -> tuple[list[float], list[dict[str, Any]]]:
     """f at every stop, and the first pairs with what the model, the corrupted run and the circuit at every stop answer."""
     assert model.tokenizer is not None
     tokenizer, engine = model.tokenizer, Engine(model, pairs)

@@ -24,7 +24,9 @@ SCRIPTS = "dom data state pane replay threshold pointing component attention pro
 def page(circuits: list[dict[str, Any]]) -> str:
     """One self-contained HTML document with one circuit or several, each as `mechrl.viewer.data.circuit_data` gives it."""
     template, style = _read("page.html"), _read("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS.split()) + "})();\n"
+    script = (
+        '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS.split()) + "})();\n"
+    )
     try:
         data = json.dumps({"circuits": circuits}, allow_nan=False, separators=(",", ":"))
     except ValueError as exc:
@@ -63,11 +65,17 @@ def policy(style: str, script: str) -> str:
     )
 
 
-def circuit_html(circuit: Circuit, model: Model | None = None, behaviour: Behaviour | None = None, height: int = 640) -> str:
+def circuit_html(
+    circuit: Circuit, model: Model | None = None, behaviour: Behaviour | None = None, height: int = 640
+) -> str:
     """The viewer as a notebook shows it: an isolated frame. With the model and the behaviour also f, answers and attention."""
     from mechrl.viewer.data import circuit_data
 
-    missing = "" if model and behaviour else "f along the order, answers and attention need the model: see `mechrl view`."
+    missing = (
+        ""
+        if model and behaviour
+        else "f along the order, answers and attention need the model: see `mechrl view`."
+    )
     document = page([circuit_data(circuit, model, behaviour, missing)])
     return (
         f'<iframe srcdoc="{escape(document)}" sandbox="allow-scripts" title="Circuit" '

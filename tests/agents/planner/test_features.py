@@ -54,7 +54,9 @@ def test_features_do_not_depend_on_the_order_of_groups_or_of_edges_outside(kind:
     turned = replace(look, outside=look.outside[::-1], outside_gains=look.outside_gains[:, ::-1])
     back = First(*(np.concatenate([x[:n], x[n:][::-1]]) for x in (first.mean, first.rms)))
     again = see(start.graph, turned, back).edges
-    assert np.allclose(again[:n], seen.edges[:n], atol=1e-6) and np.allclose(again[n:][::-1], seen.edges[n:], atol=1e-6)
+    assert np.allclose(again[:n], seen.edges[:n], atol=1e-6) and np.allclose(
+        again[n:][::-1], seen.edges[n:], atol=1e-6
+    )
 
 
 def test_a_rank_is_the_part_of_others_below() -> None:

@@ -43,7 +43,9 @@ def made_up(seed: int) -> Record:
         row[rng.choice(n, int(rng.integers(2, n // 2)), replace=False)] = True
     lost = np.where(cut.sum(1) > 1, 1.5, 1.0) * (cut @ effect[:n]) - add @ effect[n:]
     f = 0.95 - lost
-    return Record("made-up", f"family-{seed % 5}", seed, GRAPH, look, First(size / 2, size), cut, add, f, f - 0.02)
+    return Record(
+        "made-up", f"family-{seed % 5}", seed, GRAPH, look, First(size / 2, size), cut, add, f, f - 0.02
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,9 @@ def test_from_shuffled_effects_nothing_is_learned(made) -> None:
 
 def test_the_same_records_give_the_same_network(made) -> None:
     a, b = (fit(made[0][:6], replace(QUICK, epochs=2)) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
     with pytest.raises(MechRLError, match="no records"):
         fit([], QUICK)
 

@@ -30,10 +30,14 @@ def test_a_look_is_that_of_an_engine_for_every_group(kind: str) -> None:
             if alpha == 1:
                 assert np.allclose(look.outside_gains[q], expected[outside], atol=1e-6)
     # the way of a GPU, all groups in one call
-    looker.by_group = [Engine(problem.model, problem.pairs.take(p.tolist())) for p in np.array_split(np.arange(8), GROUPS)]
+    looker.by_group = [
+        Engine(problem.model, problem.pairs.take(p.tolist())) for p in np.array_split(np.arange(8), GROUPS)
+    ]
     looker._many = ManyEngines(looker.by_group, [looker.candidates] * GROUPS)
     again = looker.look(mask, outside, 0.5)
-    assert np.allclose(again.gains, look.gains, atol=1e-6) and np.allclose(again.outside_gains, look.outside_gains, atol=1e-6)
+    assert np.allclose(again.gains, look.gains, atol=1e-6) and np.allclose(
+        again.outside_gains, look.outside_gains, atol=1e-6
+    )
 
 
 def test_groups_add_up_to_the_whole_gradient_also_with_pairs_that_occur_twice() -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from mechrl.agents.planner.features import Seen, see
-from mechrl.agents.planner.network import EditModel, NetworkConfig, _messages, feeds, load_model, save_model, squash
+from mechrl.agents.planner.network import (
+    EditModel,
+    NetworkConfig,
+    _messages,
+    feeds,
+    load_model,
+    save_model,
+    squash,
+)
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from tests.agents.planner.tasks import some_circuit, tiny_start
@@ -25,7 +33,9 @@ def scene() -> tuple[Graph, Seen]:
 
 def network(seen: Seen, messages: bool = False, train: bool = False) -> EditModel:
     torch.manual_seed(0)
-    model = EditModel(NetworkConfig(seen.edges.shape[1], hidden=16, pooled=3, interaction=2, messages=messages))
+    model = EditModel(
+        NetworkConfig(seen.edges.shape[1], hidden=16, pooled=3, interaction=2, messages=messages)
+    )
     if train:  # as if it had learned something
         for p in model.parameters():
             p.data += 0.1 * torch.randn_like(p)
@@ -53,7 +63,9 @@ def test_an_edit_is_a_set(scene, messages: bool) -> None:
     effect = model.effect(model.edges(seen, graph), cut, add)
     order = np.random.default_rng(2).permutation(seen.n)
     every = np.concatenate([order, np.arange(seen.n, len(seen.edges))])
-    turned = Seen(seen.edges[every], seen.gains[..., every], seen.source[every], seen.reader[every], seen.n, seen.f)
+    turned = Seen(
+        seen.edges[every], seen.gains[..., every], seen.source[every], seen.reader[every], seen.n, seen.f
+    )
     again = model.effect(model.edges(turned, graph), cut[:, order], add)
     assert torch.allclose(again.mu, effect.mu, atol=1e-4) and torch.allclose(again.gap, effect.gap, atol=1e-5)
     one = model.effect(model.edges(seen, graph), cut[2:3], add[2:3])

@@ -24,7 +24,9 @@ def model_of(name: str) -> Model:
 def test_planted_circuits_are_found(plant, architecture: str, model: str) -> None:
     start, edges = planted_start(plant, architecture)
     episode = Planner(start, model_of(model), 0.9).run(Episode(start.mask, start.f))
-    assert {start.graph.edge_name(int(e)) for e in start.candidates[episode.mask]} == edges and episode.f > 0.99
+    assert {
+        start.graph.edge_name(int(e)) for e in start.candidates[episode.mask]
+    } == edges and episode.f > 0.99
 
 
 @pytest.mark.parametrize("model", ["toy", "integrated"])
@@ -35,7 +37,11 @@ def test_every_circuit_on_the_way_is_faithful_pruned_and_smaller_than_the_last(k
     episode = planner.run(planner.begin(), lambda e: met.append((e.mask.copy(), e.f)))
     assert episode.done and len(met) > 2 and episode.mask.sum() < len(start.candidates) / 2
     for mask, f in met:
-        assert f >= 0.8 and f == pytest.approx(float(start.f_of(mask)[0])) and (start.prune(mask[None])[0] == mask).all()
+        assert (
+            f >= 0.8
+            and f == pytest.approx(float(start.f_of(mask)[0]))
+            and (start.prune(mask[None])[0] == mask).all()
+        )
     sizes = [int(mask.sum()) for mask in episode.path] + [int(episode.mask.sum())]
     assert sizes == sorted(set(sizes), reverse=True)
 
@@ -46,7 +52,10 @@ def test_an_episode_is_the_same_twice_and_charges_every_look_and_trial() -> None
         start = tiny_start()
         engine, asked = start.engine, []
         f_of, gradient = engine.faithfulness, engine.gradient
-        engine.faithfulness = lambda masks, edges=None, f=f_of, a=asked: (a.append(len(masks)), f(masks, edges))[1]
+        engine.faithfulness = lambda masks, edges=None, f=f_of, a=asked: (
+            a.append(len(masks)),
+            f(masks, edges),
+        )[1]
         engine.gradient = lambda w, *x, f=gradient, a=asked, **k: (a.append(3 * len(w)), f(w, *x, **k))[1]
         before = start.passes
         episode = Planner(start, Gradients(), 0.8).run(Episode(start.mask, start.f))

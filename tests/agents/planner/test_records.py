@@ -59,10 +59,22 @@ def test_what_is_written_is_read(found: Walk, tmp_path: Path) -> None:
     again, about = records.read(tmp_path / "a.safetensors")
     assert about == {"model": "toy"}
     for a, b in zip(found.records, again, strict=True):
-        assert (a.behaviour, a.family, a.draw, a.graph, a.look.f) == (b.behaviour, b.family, b.draw, b.graph, b.look.f)
+        assert (a.behaviour, a.family, a.draw, a.graph, a.look.f) == (
+            b.behaviour,
+            b.family,
+            b.draw,
+            b.graph,
+            b.look.f,
+        )
         assert (a.cut == b.cut).all() and (a.add == b.add).all() and (a.look.alive == b.look.alive).all()
-        assert np.allclose(a.f, b.f, atol=1e-6) and np.allclose(a.f_fresh, b.f_fresh, atol=1e-6, equal_nan=True)
-        for x, y in ((a.look.gains, b.look.gains), (a.look.outside_gains, b.look.outside_gains), (a.first.rms, b.first.rms)):
+        assert np.allclose(a.f, b.f, atol=1e-6) and np.allclose(
+            a.f_fresh, b.f_fresh, atol=1e-6, equal_nan=True
+        )
+        for x, y in (
+            (a.look.gains, b.look.gains),
+            (a.look.outside_gains, b.look.outside_gains),
+            (a.first.rms, b.first.rms),
+        ):
             assert np.allclose(x, y, rtol=1e-3, atol=1e-7)  # half precision
 
 

@@ -53,7 +53,10 @@ def _row(model: EditModel, record: Record) -> dict[str, Any] | None:
             row["fresh cost measured on discovery"] = spearman(true[fresh], lost_fresh[cuts][fresh])
     if n <= LARGEST and adds.sum() >= 8:
         e, true = single[adds], -lost[adds]
-        row["gain learned"], row["gain gradient"] = spearman(cost[e], true), spearman(gains[-1].mean(0)[e], true)
+        row["gain learned"], row["gain gradient"] = (
+            spearman(cost[e], true),
+            spearman(gains[-1].mean(0)[e], true),
+        )
     mu, sigma = effect.mu.cpu().numpy(), effect.log_sigma.exp().cpu().numpy()
     true = squash(example.lost).numpy()
     z = (true - mu)[sets] / sigma[sets]

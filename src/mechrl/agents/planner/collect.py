@@ -24,7 +24,6 @@ from mechrl.behaviours.base import VALIDATION_SEED, Behaviour
 from mechrl.engine import Engine
 from mechrl.models.base import Model
 
-
 LARGE = 2000  # edges: in larger circuits single edges do next to nothing, and a pass takes longer
 
 
@@ -65,7 +64,9 @@ def walk(
     rng = np.random.default_rng([draw, *behaviour.name.encode()])
     task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.88, 0.96))
     assert model.tokenizer is not None
-    fresh = Engine(model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx))
+    fresh = Engine(
+        model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx)
+    )
     fresh.passes = 0.0
     mask, f = task.mask, task.f
     records: list[Record] = []
@@ -113,13 +114,19 @@ def _visit(
     more = more if len(alive) <= 3 * len(tried) else []
     if more:
         extra = task.prune(_masks(mask, alive, outside, more))
-        edits, masks, f_of = edits + more, np.concatenate([masks, extra]), np.concatenate([f_of, task.f_of(extra)])
+        edits, masks, f_of = (
+            edits + more,
+            np.concatenate([masks, extra]),
+            np.concatenate([f_of, task.f_of(extra)]),
+        )
 
     f_fresh = np.full(len(edits), np.nan)
     some = np.unique([0, *rng.choice(len(edits), round(settings.fresh_part * len(edits)), replace=False)])
     f_fresh[some] = fresh.faithfulness(masks[some], task.candidates).double().cpu().numpy()
 
-    used = np.unique(np.concatenate([add for _, add in edits])).astype(np.int64)  # only these are worth keeping
+    used = np.unique(np.concatenate([add for _, add in edits])).astype(
+        np.int64
+    )  # only these are worth keeping
     place = np.zeros(len(outside), dtype=np.int64)
     place[used] = np.arange(len(used))
     cuts, adds = np.zeros((len(edits), len(alive)), dtype=bool), np.zeros((len(edits), len(used)), dtype=bool)
@@ -127,7 +134,9 @@ def _visit(
         cuts[i, cut], adds[i, place[add]] = True, True
     kept = Look(look.alive, look.gains, look.outside[used], look.outside_gains[:, used], float(f_of[0]))
     first = task.first.at(np.concatenate([kept.alive, kept.outside]))
-    record = Record(behaviour.name, behaviour.family, draw, task.graph, kept, first, cuts, adds, f_of, f_fresh)
+    record = Record(
+        behaviour.name, behaviour.family, draw, task.graph, kept, first, cuts, adds, f_of, f_fresh
+    )
 
     sizes = masks.sum(1)
     level = min(float(rng.uniform(0.86, 0.97)), float(f_of[0]))
@@ -141,7 +150,9 @@ def _visit(
     return masks[following], float(f_of[following]), record
 
 
-def _order(task: Start, look: Look, network: EditModel | None, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _order(
+    task: Start, look: Look, network: EditModel | None, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """What cutting costs [n], and what adding gains [m], as far as anybody knows."""
     if network is not None:
         import torch
@@ -154,26 +165,36 @@ def _order(task: Start, look: Look, network: EditModel | None, rng: np.random.Ge
     mean, rms = mean_and_rms(look.gains)
     negative = rng.choice([0.0, 0.3, 1.0])
     x = mean[rng.integers(0, 2) :].mean(0)
-    return np.clip(x, 0, None) - negative * np.clip(x, None, 0) + 0.2 * rms[-1], look.outside_gains.mean(0).astype(np.float64)
+    return np.clip(x, 0, None) - negative * np.clip(x, None, 0) + 0.2 * rms[-1], look.outside_gains.mean(
+        0
+    ).astype(np.float64)
 
 
-Edit = tuple[np.ndarray, np.ndarray]  # places among the circuit's edges that are cut, among those outside that are added
+Edit = tuple[
+    np.ndarray, np.ndarray
+]  # places among the circuit's edges that are cut, among those outside that are added
 
 
-def _edits(cost: np.ndarray, gain: np.ndarray, settings: CollectSettings, rng: np.random.Generator) -> list[Edit]:
+def _edits(
+    cost: np.ndarray, gain: np.ndarray, settings: CollectSettings, rng: np.random.Generator
+) -> list[Edit]:
     """The first is empty."""
     n, m, none = len(cost), len(gain), np.zeros(0, dtype=np.int64)
     cheap, promising = np.argsort(cost, kind="stable"), np.argsort(-gain, kind="stable")
     large = n > LARGE
     few = settings.singles // 8 if large else settings.singles
     singles = np.union1d(cheap[: few // 2], rng.permutation(n)[: few // 2])
-    additions = np.union1d(promising[: settings.additions // 2], rng.permutation(m)[: settings.additions // 2])
+    additions = np.union1d(
+        promising[: settings.additions // 2], rng.permutation(m)[: settings.additions // 2]
+    )
     edits: list[Edit] = [(none, none)]
     edits += [(np.array([e]), none) for e in singles]
     edits += [(none, np.array([e])) for e in additions]
 
     def noisy(order: np.ndarray, noise: float) -> np.ndarray:
-        return order[np.argsort(np.arange(len(order)) + noise * len(order) * rng.random(len(order)), kind="stable")]
+        return order[
+            np.argsort(np.arange(len(order)) + noise * len(order) * rng.random(len(order)), kind="stable")
+        ]
 
     def some_cuts(largest: float) -> np.ndarray:
         least = n / 20 if large else 2

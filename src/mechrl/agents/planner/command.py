@@ -15,15 +15,23 @@ if TYPE_CHECKING:
     from mechrl.agents.planner.fit import FitSettings
     from mechrl.agents.planner.records import Record
 
-app = typer.Typer(help="Train the planner: a learned model of what an edit does to faithfulness.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train the planner: a learned model of what an edit does to faithfulness.", no_args_is_help=True
+)
 
 Draws = Annotated[str, typer.Option(help="Comma-separated seeds; each is another draw of discovery pairs.")]
 Without = Annotated[
     str | None,
-    typer.Option(help="Families to leave out, comma-separated: what is found for them then is transfer.", show_default=False),
+    typer.Option(
+        help="Families to leave out, comma-separated: what is found for them then is transfer.",
+        show_default=False,
+    ),
 ]
 Behaviours = Annotated[
-    str, typer.Option(help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated.")
+    str,
+    typer.Option(
+        help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated."
+    ),
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="How often every circuit is seen.")]
 
@@ -33,11 +41,12 @@ def collect_command(
     model: options.Model = "toy",
     behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
-    out: Annotated[Path, typer.Option(help="Folder for records; what it has already is not collected again.")] = Path(
-        "runs/records"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for records; what it has already is not collected again.")
+    ] = Path("runs/records"),
     network: Annotated[
-        Path | None, typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False)
+        Path | None,
+        typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False),
     ] = None,
     states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
     jobs: options.Jobs = 1,
@@ -54,14 +63,18 @@ def collect_command(
     """
     with stop_signals() as stopped:
         if not collect(model, behaviours, draws, out, network, states, jobs, ray, device, seconds, stopped):
-            say(f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command")
+            say(
+                f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
+            )
             raise typer.Exit(128 + stopped[0] if stopped else 0)
     answer(out)
 
 
 @app.command("fit")
 def fit_command(
-    records: Annotated[list[Path], typer.Argument(help="Folders that `mechrl planner collect` filled.", show_default=False)],
+    records: Annotated[
+        list[Path], typer.Argument(help="Folders that `mechrl planner collect` filled.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="The planner's folder.")] = Path("runs/planner"),
     without: Without = None,
     epochs: Epochs = 24,
@@ -85,9 +98,12 @@ def train_command(
     model: options.Model = "toy",
     behaviours: Behaviours = "built-in",
     draws: Draws = "0,1",
-    out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path("runs/planner"),
+    out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path(
+        "runs/planner"
+    ),
     rounds: Annotated[
-        int, typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far.")
+        int,
+        typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far."),
     ] = 2,
     states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
     epochs: Epochs = 24,
@@ -116,8 +132,12 @@ def train_command(
         for r in range(rounds):
             folders.append(out / f"round-{r + 1}")
             left = None if until is None else max(0.0, until - time.monotonic())
-            if not collect(model, behaviours, draws, folders[-1], network, states, jobs, ray, device, left, stopped):
-                say(f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command")
+            if not collect(
+                model, behaviours, draws, folders[-1], network, states, jobs, ray, device, left, stopped
+            ):
+                say(
+                    f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
+                )
                 raise typer.Exit(128 + stopped[0] if stopped else 0)
             target = out if r == rounds - 1 else out / f"after-{r + 1}"
             network = target / "model.safetensors"
@@ -153,7 +173,9 @@ def collect(
         workshop.place.context["network"] = None if network is None else str(network)
         settings = CollectSettings(states=states)
         cells = [
-            planner_jobs.collect_cell(gated.model["model"], gated.model["checksum"], name, draw, settings, known)
+            planner_jobs.collect_cell(
+                gated.model["model"], gated.model["checksum"], name, draw, settings, known
+            )
             for draw in seeds
             for name in gated.names
         ]
@@ -168,13 +190,23 @@ def fit(folders: list[Path], out: Path, without: str | None, settings: FitSettin
     from mechrl.models import resolve_device
 
     with working("reading records"):
-        found: list[Record] = [record for folder in folders for record in records.read_all(folder / "records")]
-    families, left_out = records.families(found), [name.strip() for name in (without or "").split(",") if name.strip()]
+        found: list[Record] = [
+            record for folder in folders for record in records.read_all(folder / "records")
+        ]
+    families, left_out = (
+        records.families(found),
+        [name.strip() for name in (without or "").split(",") if name.strip()],
+    )
     if unknown := sorted(set(left_out) - set(families)):
         raise MechRLError(f"no records of the families {', '.join(unknown)}; there are {', '.join(families)}")
     kept = [record for record in found if record.family not in left_out]
     with Live("fit", quiet=0) as live:
-        network = fit_network(kept, settings, resolve_device(device), lambda epoch, line: live.show(line, epoch, settings.epochs))
+        network = fit_network(
+            kept,
+            settings,
+            resolve_device(device),
+            lambda epoch, line: live.show(line, epoch, settings.epochs),
+        )
     about: dict[str, Any] = {
         "behaviours": sorted({record.behaviour for record in kept}),
         "families": records.families(kept),

@@ -30,17 +30,26 @@ def discover_command(
     out: Annotated[
         Path,
         typer.Option(
-            rich_help_panel=options.BASICS, help="Folder for circuit.json and, while it runs, the state to resume from."
+            rich_help_panel=options.BASICS,
+            help="Folder for circuit.json and, while it runs, the state to resume from.",
         ),
     ] = Path("runs/discover"),
     pairs: options.Pairs = 20,
     budget: Annotated[
-        int, typer.Option(rich_help_panel=options.BUDGET, min=1, max=10**9, help="Passes: then the best so far is the answer.")
+        int,
+        typer.Option(
+            rich_help_panel=options.BUDGET,
+            min=1,
+            max=10**9,
+            help="Passes: then the best so far is the answer.",
+        ),
     ] = 1000,
     planner: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=options.EXPERT, help="Folder of a planner. [default: one that comes with MechRL]", show_default=False
+            rich_help_panel=options.EXPERT,
+            help="Folder of a planner. [default: one that comes with MechRL]",
+            show_default=False,
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -66,7 +75,9 @@ def discover_command(
 
     chosen = get_behaviour(behaviour)
     if holds_on is None and not chosen.has_fresh:
-        say(f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone")
+        say(
+            f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
+        )
     holds_on = holds_on or ("fresh" if chosen.has_fresh else "discovery")
     settings = DiscoverSettings(tau, pairs, HoldsOn(holds_on), budget=budget, seed=seed)
     network = load_planner(planner or shipped(model))
@@ -108,9 +119,13 @@ def discover_command(
         if unsaved is not None:
             answer_kept(circuit, circuit_path, unsaved)
         elif saving.failed is not None:
-            say(f"interrupted; the state could not be saved ({saving.failed}); {circuit_path} holds what was reached")
+            say(
+                f"interrupted; the state could not be saved ({saving.failed}); {circuit_path} holds what was reached"
+            )
         else:
-            say(f"interrupted; {circuit_path} holds the best so far. To go on, repeat the command with --resume")
+            say(
+                f"interrupted; {circuit_path} holds the best so far. To go on, repeat the command with --resume"
+            )
         raise typer.Exit(128 + stopped[0])
     if unsaved is None:
         state_path.unlink(missing_ok=True)

@@ -55,7 +55,9 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
     """The features of all edges of a look; `first` is of the same edges."""
     alive, edges = look.alive, np.concatenate([look.alive, look.outside])
     n, source, reader = len(alive), graph.edge_source[edges], graph.edge_receiver[edges]
-    gains = np.concatenate([look.gains, np.zeros((len(ALPHAS), look.gains.shape[1], len(look.outside)), np.float32)], axis=2)
+    gains = np.concatenate(
+        [look.gains, np.zeros((len(ALPHAS), look.gains.shape[1], len(look.outside)), np.float32)], axis=2
+    )
     gains[-1, :, n:] = look.outside_gains
     mean, rms = mean_and_rms(gains)  # [A, n + m]
     worth = strength(look.gains)
@@ -123,7 +125,9 @@ def kinds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     return source, reader
 
 
-def node_degrees(graph: Graph, in_degree: np.ndarray, out_degree: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def node_degrees(
+    graph: Graph, in_degree: np.ndarray, out_degree: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """[S] edges into the node that is a source, and [R] edges out of the nodes that a receiver feeds."""
     L, H, G = graph.n_layers, graph.n_heads, graph.n_kv_heads
     reads = in_degree[:-1].reshape(L, -1)

@@ -63,7 +63,9 @@ class Example:
         one = np.concatenate([record.cut, record.add], axis=1)
         single = np.where(one.sum(1) == 1, one.argmax(1), -1)
         lost, lost_fresh = record.f[0] - record.f, record.f_fresh[0] - record.f_fresh
-        lost, lost_fresh, gap = (torch.from_numpy(x.astype(np.float32)) for x in (lost, lost_fresh, record.f - record.f_fresh))
+        lost, lost_fresh, gap = (
+            torch.from_numpy(x.astype(np.float32)) for x in (lost, lost_fresh, record.f - record.f_fresh)
+        )
         cut, add = torch.from_numpy(record.cut), torch.from_numpy(record.add)
         members = max(1, int(one.sum()) // len(one))
         return cls(seen, record.graph, cut, add, lost, lost_fresh, gap, torch.from_numpy(single), members)
@@ -87,13 +89,17 @@ def fit(
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
     examples = [Example.of(record).to(device) for record in records]
-    model = EditModel(NetworkConfig(examples[0].seen.edges.shape[1], settings.hidden, messages=settings.messages))
+    model = EditModel(
+        NetworkConfig(examples[0].seen.edges.shape[1], settings.hidden, messages=settings.messages)
+    )
     some = torch.cat([e.seen.edges[rng.permutation(len(e.seen.edges))[:200]] for e in examples])
     model.mean.copy_(some.mean(0))
     model.scale.copy_(some.std(0) + 1e-3)
     model.to(device)
     steps = settings.epochs * -(-len(examples) // settings.circuits)
-    optimiser = torch.optim.AdamW(model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.learning_rate, steps, pct_start=0.1)
     began = time.perf_counter()
     for epoch in range(settings.epochs):
@@ -120,7 +126,9 @@ def losses(model: EditModel, example: Example, rng: np.random.Generator) -> dict
     rows = torch.from_numpy(np.concatenate([[0], 1 + some])).to(device, non_blocking=True)
     edges = model.edges(example.seen, example.graph)
     effect = model.effect(edges, example.cut[rows].float(), example.add[rows].float())
-    single, lost, lost_fresh, gap = (x[rows] for x in (example.single, example.lost, example.lost_fresh, example.gap))
+    single, lost, lost_fresh, gap = (
+        x[rows] for x in (example.single, example.lost, example.lost_fresh, example.gap)
+    )
     found: dict[str, Tensor] = {}
     one, n = single >= 0, example.seen.n
     sign = torch.where(single < n, 1.0, -1.0)  # additions win what cuts lose

@@ -14,14 +14,28 @@ from mechrl.evaluate.work import Cell, Place, check_stop, tell
 from mechrl.models.base import Model
 
 
-def collect_cell(model: str, checksum: str, behaviour: str, draw: int, settings: CollectSettings, network: str | None) -> Cell:
+def collect_cell(
+    model: str, checksum: str, behaviour: str, draw: int, settings: CollectSettings, network: str | None
+) -> Cell:
     """`network`: the checksum of the one whose costs order the edits, if any."""
-    arguments = {"model": model, "checksum": checksum, "behaviour": behaviour, "seed": draw, "network": network}
+    arguments = {
+        "model": model,
+        "checksum": checksum,
+        "behaviour": behaviour,
+        "seed": draw,
+        "network": network,
+    }
     return Cell("collect", arguments | {"settings": settings.to_json()})
 
 
 def collect(
-    model: Model, place: Place, cell: Cell, behaviour: str, seed: int, network: str | None, settings: dict[str, Any]
+    model: Model,
+    place: Place,
+    cell: Cell,
+    behaviour: str,
+    seed: int,
+    network: str | None,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     def report(line: str) -> None:
         tell(line)

@@ -43,7 +43,9 @@ class Looker:
         self.by_group: list[Engine] = []
         if engine.fused:  # all groups are one call there
             parts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
-            self.by_group = [Engine(engine.model, pairs.take(part.tolist()), tf32=engine.tf32) for part in parts]
+            self.by_group = [
+                Engine(engine.model, pairs.take(part.tolist()), tf32=engine.tf32) for part in parts
+            ]
             for part in self.by_group:
                 part.passes = 0.0
         self.choose(np.arange(engine.graph.n_edges))
@@ -83,7 +85,9 @@ class Looker:
         wide[:, places] = np.repeat(weights, q, axis=0)
         wanted = np.zeros(wide.shape, dtype=bool)
         wanted[:, places] = True
-        found = self._many.gradients(np.tile(np.arange(q), len(weights)), wide, wanted)[:, places].reshape(len(weights), q, -1)
+        found = self._many.gradients(np.tile(np.arange(q), len(weights)), wide, wanted)[:, places].reshape(
+            len(weights), q, -1
+        )
         found *= np.array([engine.kl_cut for engine in self.by_group])[:, None] / self.engine.kl_cut
         return found[:, np.arange(GROUPS) % q]  # of fewer pairs than groups some stand twice
 

@@ -109,7 +109,16 @@ class EditModel(nn.Module):
         pooled, signed = out[:, 2:].split([self.config.pooled, self.config.interaction], dim=-1)
         cost = torch.sinh(squashed[:, 0]) / (_SPREAD * max(seen.n, 1))
         gains = seen.gains.to(device)
-        return Edges(cost, squashed[:, 0], squashed[:, 1], pooled, signed / max(seen.n, 1), gains, max(seen.n, 1), seen.f)
+        return Edges(
+            cost,
+            squashed[:, 0],
+            squashed[:, 1],
+            pooled,
+            signed / max(seen.n, 1),
+            gains,
+            max(seen.n, 1),
+            seen.f,
+        )
 
     def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
         """Edits at that circuit: cut [T, n] and add [T, m], 1 where an edge is cut or added."""
@@ -122,13 +131,30 @@ class EditModel(nn.Module):
         one = torch.ones_like(lost)
         features = torch.cat(
             [
-                torch.stack([squash(lost), squash(won), squash(lost - won), squash(cut @ edges.cost[: edges.n].abs())], dim=1),
+                torch.stack(
+                    [
+                        squash(lost),
+                        squash(won),
+                        squash(lost - won),
+                        squash(cut @ edges.cost[: edges.n].abs()),
+                    ],
+                    dim=1,
+                ),
                 squash(first_order.mean(-1)),
                 squash(first_order.square().mean(-1).add(1e-16).sqrt()),
                 pooled,
                 squash(signed),
                 squash(signed.square()),
-                torch.stack([n_cut.log1p(), n_add.log1p(), n_cut / edges.n, one * edges.f, one * float(np.log(edges.n))], dim=1),
+                torch.stack(
+                    [
+                        n_cut.log1p(),
+                        n_add.log1p(),
+                        n_cut / edges.n,
+                        one * edges.f,
+                        one * float(np.log(edges.n)),
+                    ],
+                    dim=1,
+                ),
             ],
             dim=1,
         )
@@ -164,7 +190,11 @@ def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     for layer in range(graph.n_layers):
         for h in range(H):
             kv = h * G // H
-            reads = (graph.receiver(layer, "q", h), graph.receiver(layer, "k", kv), graph.receiver(layer, "v", kv))
+            reads = (
+                graph.receiver(layer, "q", h),
+                graph.receiver(layer, "k", kv),
+                graph.receiver(layer, "v", kv),
+            )
             pairs += [(graph.head(layer, h), r) for r in reads]
         pairs.append((graph.mlp(layer), graph.receiver(layer, "mlp")))
     nodes, readers = np.array(pairs).T
@@ -191,5 +221,7 @@ def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[EditMode
     except FileNotFoundError as exc:
         raise MechRLError(f"{path}: no such file") from exc
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as exc:
-        raise MechRLError(f"{path}: not a planner, or damaged; train one with `mechrl planner train`") from exc
+        raise MechRLError(
+            f"{path}: not a planner, or damaged; train one with `mechrl planner train`"
+        ) from exc
     return model.to(device).eval(), about

@@ -89,7 +89,9 @@ class Edits:
     gap: np.ndarray
 
     def and_(self, other: Edits) -> Edits:
-        return Edits(*(np.concatenate([getattr(self, x), getattr(other, x)]) for x in self.__dataclass_fields__))
+        return Edits(
+            *(np.concatenate([getattr(self, x), getattr(other, x)]) for x in self.__dataclass_fields__)
+        )
 
     def take(self, index: np.ndarray) -> Edits:
         return Edits(*(x[index] for x in (self.masks, self.size, self.added, self.mu, self.sigma, self.gap)))
@@ -154,7 +156,11 @@ class Planner:
         n = len(thought.alive)
         cheap, promising = np.argsort(thought.cost, kind="stable"), np.argsort(-thought.gain, kind="stable")
         most = max(1, int(reach * n))
-        cuts = np.unique(np.geomspace(1, min(most, n - 1), GRID).round().astype(int)) if n > 1 else np.ones(0, dtype=int)
+        cuts = (
+            np.unique(np.geomspace(1, min(most, n - 1), GRID).round().astype(int))
+            if n > 1
+            else np.ones(0, dtype=int)
+        )
         edits = [(cheap[:r], promising[:a]) for a in ADDITIONS if a <= n / 4 for r in cuts if r > a]
         if not edits:
             return None
@@ -195,7 +201,9 @@ class Planner:
             masks[i, alive[out]], masks[i, outside[into]] = False, True
         device = thought.edges.cost.device
         with torch.no_grad():
-            effect = self.model.effect(thought.edges, torch.from_numpy(cut).to(device), torch.from_numpy(add).to(device))
+            effect = self.model.effect(
+                thought.edges, torch.from_numpy(cut).to(device), torch.from_numpy(add).to(device)
+            )
         masks = self.start.prune(masks)
         mu, sigma = effect.mu.cpu().numpy(), effect.log_sigma.clamp(-3.5, 2).exp().cpu().numpy()
         gap = effect.gap.cpu().numpy() + self.offset if self.fresh else np.zeros(len(edits))
@@ -236,7 +244,9 @@ class Planner:
         planned = self._effects(thought, some)
         return planned if planned.size.min() < edits.size[boldest] else None
 
-    def _take(self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> bool:
+    def _take(
+        self, episode: Episode, masks: np.ndarray, size: np.ndarray, f: np.ndarray, gap: np.ndarray
+    ) -> bool:
         i = self._best(episode, size, f, gap)
         if i is None:
             return False
@@ -275,7 +285,11 @@ class Planner:
         for a in range(len(promising) + 1):
             room = slack + gain[:a].sum()
             r = int(np.searchsorted(np.cumsum(np.maximum(cost, 0)), room, side="right"))
-            trades += [(cheap[:k], promising[:a]) for k in sorted({r, r - 1, a + 1}, reverse=True) if a < k <= len(cheap)]
+            trades += [
+                (cheap[:k], promising[:a])
+                for k in sorted({r, r - 1, a + 1}, reverse=True)
+                if a < k <= len(cheap)
+            ]
         if not trades:
             return False
         planned = self._effects(thought, trades)

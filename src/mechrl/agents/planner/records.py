@@ -47,7 +47,8 @@ def write(path: Path, records: Sequence[Record], about: dict[str, Any]) -> None:
     for i, r in enumerate(records):
         n, m = len(r.look.alive), len(r.look.outside)
         states.append(
-            {"behaviour": r.behaviour, "family": r.family, "draw": r.draw, "f": r.look.f, "n": n, "m": m} | _shape(r.graph)
+            {"behaviour": r.behaviour, "family": r.family, "draw": r.draw, "f": r.look.f, "n": n, "m": m}
+            | _shape(r.graph)
         )
         arrays |= {
             f"{i}.edges": np.concatenate([r.look.alive, r.look.outside]).astype(np.int32),
@@ -71,14 +72,18 @@ def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
     except FileNotFoundError as exc:
         raise MechRLError(f"{path}: no such file") from exc
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as exc:
-        raise MechRLError(f"{path}: not what `mechrl planner collect` writes, or damaged; collect it again") from exc
+        raise MechRLError(
+            f"{path}: not what `mechrl planner collect` writes, or damaged; collect it again"
+        ) from exc
 
 
 def read_all(folder: Path) -> list[Record]:
     """The records of all files in a folder."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
-        raise MechRLError(f"{folder}: nothing collected there; run `mechrl planner collect --out {folder}` first")
+        raise MechRLError(
+            f"{folder}: nothing collected there; run `mechrl planner collect --out {folder}` first"
+        )
     return [record for path in paths for record in read(path)[0]]
 
 
@@ -128,7 +133,9 @@ _SCALE = 2.0**10  # gradients of large circuits lie below what half precision ca
 
 
 def _half(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(np.clip(x * _SCALE, -60000, 60000), dtype=np.float16)  # as it is stored: row by row
+    return np.ascontiguousarray(
+        np.clip(x * _SCALE, -60000, 60000), dtype=np.float16
+    )  # as it is stored: row by row
 
 
 def _whole(x: np.ndarray) -> np.ndarray:

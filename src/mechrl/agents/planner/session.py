@@ -71,7 +71,9 @@ class Progress:
 class Session:
     """One behaviour's episode, with everything that must survive an interruption."""
 
-    def __init__(self, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings) -> None:
+    def __init__(
+        self, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings
+    ) -> None:
         self.model, self.behaviour, self.settings = model, behaviour, settings
         self._began, self._seconds_before, self._passes_before = time.perf_counter(), 0.0, 0.0
         aim = settings.tau + 0.4 * (1 - settings.tau)
@@ -79,7 +81,9 @@ class Session:
         fresh = settings.holds_on == HoldsOn.FRESH
         self.planner = Planner(self.start, network, settings.tau, fresh)
         self.episode = self.planner.begin()
-        self.best: tuple[np.ndarray, float] | None = None  # the smallest circuit that validation pairs accept, and f on them
+        self.best: tuple[np.ndarray, float] | None = (
+            None  # the smallest circuit that validation pairs accept, and f on them
+        )
         self.checked = 0
         self._validation: Engine | None = None
 
@@ -96,7 +100,9 @@ class Session:
 
     @property
     def progress(self) -> Progress:
-        return Progress(int(self.episode.mask.sum()), self.episode.f, self.passes, self.settings.budget, self.seconds)
+        return Progress(
+            int(self.episode.mask.sum()), self.episode.f, self.passes, self.settings.budget, self.seconds
+        )
 
     def run(self, checkpoint: Callable[[Session], None] = lambda session: None) -> None:
         """Goes on to the end. `checkpoint` is called after every round, and may raise to stop."""
@@ -104,7 +110,10 @@ class Session:
             while not self.episode.done:
                 self.planner.step(self.episode)
                 if self.passes > self.settings.budget and not self.episode.done:
-                    self.episode.done, self.episode.note = True, f"{int(self.episode.mask.sum())} edges; the budget is spent"
+                    self.episode.done, self.episode.note = (
+                        True,
+                        f"{int(self.episode.mask.sum())} edges; the budget is spent",
+                    )
                 checkpoint(self)
             if not self._go_on_after_check():
                 return
@@ -151,7 +160,9 @@ class Session:
     def _on_validation(self, mask: np.ndarray) -> float:
         if self._validation is None:
             assert self.model.tokenizer is not None
-            pairs = self.behaviour.pairs(self.model.tokenizer, N_FRESH, VALIDATION_SEED, n_ctx=self.model.spec.n_ctx)
+            pairs = self.behaviour.pairs(
+                self.model.tokenizer, N_FRESH, VALIDATION_SEED, n_ctx=self.model.spec.n_ctx
+            )
             self._validation = Engine(self.model, pairs)
             self._validation.passes = 0.0
         return float(self._validation.faithfulness(mask[None], self.start.candidates)[0])
@@ -166,7 +177,10 @@ class Session:
         charged = start.engine.passes
         f = float(start.f_of(kept)[0])
         start.engine.passes = charged
-        test = Engine(self.model, self.behaviour.pairs(self.model.tokenizer, N_FRESH, TEST_SEED, n_ctx=self.model.spec.n_ctx))
+        test = Engine(
+            self.model,
+            self.behaviour.pairs(self.model.tokenizer, N_FRESH, TEST_SEED, n_ctx=self.model.spec.n_ctx),
+        )
         graph = self.model.graph
         mask = np.zeros(graph.n_edges, dtype=bool)
         mask[start.candidates[kept]] = True
@@ -217,7 +231,9 @@ class Session:
             "candidates": start.candidates,
             "first_mask": np.packbits(start.mask),
             "mask": np.packbits(episode.mask),
-            "path": np.packbits(np.array(episode.path, dtype=bool).reshape(-1, len(start.candidates)), axis=1),
+            "path": np.packbits(
+                np.array(episode.path, dtype=bool).reshape(-1, len(start.candidates)), axis=1
+            ),
         }
         if self.best is not None:
             arrays["best"] = np.packbits(self.best[0])
@@ -236,11 +252,19 @@ class Session:
             "passes": self.passes,
             "seconds": self.seconds,
         }
-        write_atomically(path, save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"planner": json.dumps(known)}))
+        write_atomically(
+            path,
+            save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"planner": json.dumps(known)}),
+        )
 
     @classmethod
     def resume(
-        cls, path: Path, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings
+        cls,
+        path: Path,
+        model: LanguageModel,
+        behaviour: Behaviour,
+        network: Model,
+        settings: DiscoverSettings,
     ) -> Session:
         """The session that was saved; refuses another's."""
         session = cls.__new__(cls)
@@ -286,7 +310,9 @@ class Session:
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as exc:
-            raise MechRLError(f"{path}: not the state of a planner, or damaged; start again without --resume") from exc
+            raise MechRLError(
+                f"{path}: not the state of a planner, or damaged; start again without --resume"
+            ) from exc
         session.start, session._validation, session._began = started, None, time.perf_counter()
         session.planner = Planner(started, network, settings.tau, settings.holds_on == HoldsOn.FRESH, offset)
         return session

@@ -25,7 +25,9 @@ class Start:
     engine: Engine  # on all discovery pairs
     looker: Looker
     first: First  # [E]
-    candidates: np.ndarray  # [n] ascending edges: those that the first circuit has, and those that may be added to it
+    candidates: (
+        np.ndarray
+    )  # [n] ascending edges: those that the first circuit has, and those that may be added to it
     mask: np.ndarray  # [n] the first circuit, without dead edges
     f: float  # its f
 
@@ -64,7 +66,9 @@ class Start:
     def best_outside(self, mask: np.ndarray, most: int) -> np.ndarray:
         """Places of candidates that the circuit does not have, the most promising at first sight."""
         outside = np.flatnonzero(~mask)
-        return np.sort(outside[np.argsort(-np.abs(self.first.mean[self.candidates[outside]]), kind="stable")][:most])
+        return np.sort(
+            outside[np.argsort(-np.abs(self.first.mean[self.candidates[outside]]), kind="stable")][:most]
+        )
 
 
 def start(model: Model, behaviour: Behaviour, pairs: int, seed: int, enough: float, least: int = 0) -> Start:
@@ -80,7 +84,9 @@ def begin(engine: Engine, looker: Looker, enough: float, least: int = 0) -> Star
     graph = engine.graph
     look = looker.look(np.ones(graph.n_edges, dtype=bool), np.zeros(0, dtype=np.int64), 1.0)
     order = np.argsort(-strength(look.gains), kind="stable")
-    found = Start(engine, looker, First.of(look), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0)
+    found = Start(
+        engine, looker, First.of(look), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0
+    )
     for size in [size for size in SIZES if least <= size < graph.n_edges]:
         mask = np.zeros(graph.n_edges, dtype=bool)
         mask[order[:size]] = True
