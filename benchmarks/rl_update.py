@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -132,7 +133,7 @@ def main() -> None:
         if given.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         result[f"update_{picks}_ms"] = milliseconds(
-            lambda: trainer._update(rollout), given.repeats, given.device
+            partial(trainer._update, rollout), given.repeats, given.device
         )
         if given.device == "cuda":
             result[f"update_{picks}_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from mechrl.behaviours import get_behaviour
+from mechrl.behaviours import Behaviour, get_behaviour
 from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
@@ -39,9 +39,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory):
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         patch.setenv("MECHRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         script = importlib.import_module("policy_smollm2")
-        judge = lambda model, behaviour: SimpleNamespace(
-            exhibited=behaviour.name != "simple-syllogism", reason="so it is"
-        )
+
+        def judge(model: object, behaviour: Behaviour) -> SimpleNamespace:
+            return SimpleNamespace(exhibited=behaviour.name != "simple-syllogism", reason="so it is")
+
         patch.setattr(script.gate, "judge", judge)
         yield script
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from mechrl.behaviours import PARTS, Behaviour
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.models.tokenizer import Tokenizer
 
 SHOWN = 8  # pairs of which the model is asked
 
@@ -81,15 +83,12 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
     ):
         p, token = (float(probability[i].max()), int(probability[i].argmax()))
         of = lambda ids, i=i: float(probability[i, list(ids)].sum())  # noqa: E731
-        text = lambda ids: (
-            " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")
-        )
         said.append(
             Said(
                 clean,
-                text(answers),
+                _text(tokenizer, answers),
                 of(answers),
-                text(foils),
+                _text(tokenizer, foils),
                 of(foils),
                 tokenizer.decode([token]),
                 p,
@@ -98,3 +97,8 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
         )
     verdict = gate.judge(model, behaviour)
     return Inspection(**facts, problems=(), said=tuple(said), verdict=verdict)  # type: ignore[arg-type]
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The first three tokens, as they are written."""
+    return " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")

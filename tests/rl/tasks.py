@@ -10,7 +10,10 @@ from tests.tiny import tiny, tiny_pairs
 
 
 def small_task(
-    kind: str = "gpt2", K: int = 40, seed: int = 0, settings: RewardSettings = RewardSettings()
+    kind: str = "gpt2",
+    K: int = 40,
+    seed: int = 0,
+    settings: RewardSettings = RewardSettings(),  # noqa: B008 (frozen)
 ) -> Task:
     model = tiny(kind, seed)
     engine = Engine(model, tiny_pairs(seed=seed))
