@@ -18,6 +18,7 @@ from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
 from mechrl.graph import Graph
 from mechrl.models.base import Model
+from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
 from mechrl.reading import read_json
 
@@ -440,7 +441,7 @@ def _settings(known: dict[str, Any]) -> dict[str, Any]:
     for name in ("spare", "reach"):
         if name in known and not 0 <= f.number(name) < 1:
             raise ValueError(f"settings.{name} must lie between 0 and 1")
-    if known.get("prefilter", "metric") not in ("metric", "kl", "union"):
+    if known.get("prefilter", "metric") not in PREFILTERS:
         raise ValueError("settings.prefilter is none")
     return known
 

@@ -254,12 +254,12 @@ def estimate(session: Session) -> str:
     import numpy as np
 
     problem = session.problem
-    engine, charged = problem.engine, problem.engine.passes
+    engine, everything = problem.engine, np.ones((1, len(problem.candidates)), dtype=bool)
     begin = time.perf_counter()
-    engine.faithfulness(np.ones((1, len(problem.candidates)), dtype=bool), problem.candidates)
-    passes = engine.passes - charged
+    with engine.ledger.free() as bill:
+        engine.faithfulness(everything, problem.candidates)
+    passes = bill.passes
     a_pass = (time.perf_counter() - begin) / max(passes, 1e-9)
-    engine.passes = charged
     low, high = (n * max(passes, 0.05) for n in _PASSES[session.settings.method])
     if session.settings.holds_on == "fresh":
         high *= min(3, session.settings.attempts)

@@ -44,16 +44,10 @@ class Looker:
         if engine.fused:  # all groups are one call there
             parts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
             self.by_group = [
-                Engine(engine.model, pairs.take(part.tolist()), tf32=engine.tf32) for part in parts
+                Engine(engine.model, pairs.take(part.tolist()), tf32=engine.tf32, ledger=engine.ledger)
+                for part in parts
             ]
-            for part in self.by_group:
-                part.passes = 0.0
         self.choose(np.arange(engine.graph.n_edges))
-
-    @property
-    def passes(self) -> float:
-        """What looks cost beyond the engine's own account."""
-        return sum(engine.passes for engine in self.by_group)
 
     def choose(self, candidates: np.ndarray) -> None:
         self.candidates = candidates
