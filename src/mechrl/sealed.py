@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from mechrl.reading import check_regular
+from mechrl.reading import MOST, check_regular
 
 _SEAL = "sha256"  # an array like the others: two texts would be written in any order, and one state as different files
 
@@ -27,6 +28,8 @@ def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
 def read_sealed(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """What was put into it. A ValueError if it is damaged; files without a checksum, of older versions, are taken as they are."""
     check_regular(path)
+    if os.stat(path).st_size > MOST:
+        raise ValueError(f"larger than {MOST / 2**20:,.0f} MB")
     try:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
