@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,11 @@ from mechrl.agents.planner.features import First
 from mechrl.agents.planner.plan import Episode
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.reading import count, number, parse_json
+from mechrl.reading import parse_json
 from mechrl.sealed import read_sealed, sealed
 
-
-def _of_kind(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{str(value)[:40]!r} is of another kind")
-    return value
-
-
-_NUMBERS = ("first_f", "offset", "passes", "seconds")
-_EPISODE: dict[str, Callable[[Any], Any]] = {
-    **{name: number for name in ("f", "gap", "bias")},
-    "rounds": count,
-    "done": partial(_of_kind, kind=bool),
-    "note": partial(_of_kind, kind=str),
-}
+_NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
+_EPISODE = ("f", "gap", "bias", "rounds", "done", "note")
 
 
 @dataclass(frozen=True)
@@ -45,8 +31,8 @@ class Left:
     first_f: float
     episode: Episode
     best: tuple[np.ndarray, float] | None  # the smallest circuit that validation pairs accept, and f on them
-    offset: float
-    checked: int
+    offset: float  # of the predicted gap
+    checked: int  # circuits that validation pairs have judged
     passes: float
     seconds: float
 
@@ -61,7 +47,7 @@ class Left:
         }
         if self.best is not None:
             arrays["best"] = np.packbits(self.best[0])
-        known = {name: getattr(episode, name) for name in _EPISODE} | {"of": self.of, "checked": self.checked}
+        known = {name: getattr(episode, name) for name in _EPISODE} | {"of": self.of}
         known |= {name: getattr(self, name) for name in _NUMBERS}
         known["best_f"] = None if self.best is None else self.best[1]
         write_atomically(path, sealed(arrays, {"planner": json.dumps(known)}))
@@ -86,50 +72,21 @@ class Left:
 
 
 def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) -> Left:
+    """The checksum says that it is what was written; all that is left to ask is whether it fits this model."""
     first, candidates = arrays["first"], arrays["candidates"]
-    right = (
-        first.shape == (2, n_edges)
-        and first.dtype.kind == "f"
-        and np.isfinite(first).all()
-        and candidates.dtype == np.int64
-        and candidates.ndim == 1
-        and len(candidates) >= 1
-        and (np.diff(candidates, prepend=-1) > 0).all()
-        and candidates[-1] < n_edges
-    )
-    if not right:
-        raise ValueError("the candidates, or what was seen of them first, are none")
+    if first.shape != (2, n_edges):
+        raise ValueError("of another graph")
     masks = {
-        name: _unpacked(arrays[name], len(candidates)) for name in arrays.keys() - {"first", "candidates"}
+        name: np.unpackbits(arrays[name], axis=-1, count=len(candidates)).astype(bool)
+        for name in arrays.keys() - {"first", "candidates"}
     }
-    episode = {name: kind(known[name]) for name, kind in _EPISODE.items()}
-    numbers = {name: number(known[name]) for name in _NUMBERS}
-    if min(numbers["passes"], numbers["seconds"]) < 0:
-        raise ValueError("what it has cost is negative")
-    for name in ("mask", "first_mask"):
-        if masks[name].ndim != 1:
-            raise ValueError(f"{name} is not one circuit")
-    best = None
-    if "best" in masks:
-        if masks["best"].ndim != 1:
-            raise ValueError("best is not one circuit")
-        best = masks["best"], number(known["best_f"])
-    if masks["path"].ndim != 2:
-        raise ValueError("path is no list of circuits")
-    whole = Episode(mask=masks["mask"], path=list(masks["path"]), **episode)
+    episode = {name: known[name] for name in _EPISODE}
     return Left(
         of=known["of"],
         first=First(*first),
         candidates=candidates,
         first_mask=masks["first_mask"],
-        episode=whole,
-        best=best,
-        checked=count(known["checked"]),
-        **numbers,
+        episode=Episode(mask=masks["mask"], path=list(masks["path"]), **episode),
+        best=(masks["best"], known["best_f"]) if "best" in masks else None,
+        **{name: known[name] for name in _NUMBERS},
     )
-
-
-def _unpacked(bits: np.ndarray, n: int) -> np.ndarray:
-    if bits.dtype != np.uint8 or bits.ndim not in (1, 2) or bits.shape[-1] != -(-n // 8):
-        raise ValueError("a circuit is over other candidates")
-    return np.unpackbits(bits, axis=-1, count=n).astype(bool)

@@ -210,7 +210,7 @@ def save_model(path: Path, model: EditModel, about: dict[str, Any]) -> None:
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[EditModel, dict[str, Any]]:
     """A network and what was said about it."""
     try:
-        arrays, texts = read_sealed(path)
+        arrays, texts = read_sealed(path, needed=False)
         if texts["format"] != str(FORMAT):
             raise MechRLError(
                 f"{path}: a planner of format {texts['format'][:20]!r}; this version reads {FORMAT}"

@@ -65,7 +65,7 @@ def write(path: Path, records: Sequence[Record], about: dict[str, Any]) -> None:
 def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
     """The records of a file, and what was said about them."""
     try:
-        arrays, texts = read_sealed(path)
+        arrays, texts = read_sealed(path, needed=False)
         states, about = parse_json(texts["states"]), parse_json(texts["about"])
         if not isinstance(states, list) or not isinstance(about, dict):
             raise ValueError("no list of states")
