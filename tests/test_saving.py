@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mechrl import cli
+from mechrl import cli, saving
 from mechrl.circuit import Circuit
-from mechrl.evaluate import work
 from mechrl.evaluate.work import Cell, Desk, Place
 from mechrl.search import command as searching
 from mechrl.search.problem import State
@@ -245,7 +244,7 @@ def test_metrics_wait_until_there_is_room(
 def test_a_cells_result_is_kept_until_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "RETRY", 0.0)
+    monkeypatch.setattr(saving, "RETRY", 0.0)
     place, cell = Place(tmp_path, work_jobs.do, work_jobs.hands), Cell("test", {"method": "works", "seed": 0})
     done, tries = [], []
     write, job = Place.write, place.job
@@ -262,7 +261,7 @@ def test_a_cells_result_is_kept_until_it_can_be_written(
     counted = Place(tmp_path, lambda hands, cell: done.append(1) or job(hands, cell), place.hands)  # type: ignore[func-returns-value]
     assert Desk(counted).do(cell) == "finished" and place.done(cell)
     assert len(done) == 1 and len(tries) == 3
-    monkeypatch.setattr(work, "PATIENCE", -1.0)
+    monkeypatch.setattr(saving, "PATIENCE", -1.0)
     tries.clear()
     other = Cell("test", {"method": "works", "seed": 1})
     assert Desk(counted).do(other) == "finished" and place.record(other) is None

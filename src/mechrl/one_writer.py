@@ -30,6 +30,7 @@ LOCK = ".lock"
 _OURS = (
     "circuit.json",
     "state.safetensors",
+    "planner.safetensors",
     "run.json",
     "metrics.jsonl",
     "checkpoint.safetensors",

@@ -74,7 +74,7 @@ def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
         raise MechRLError(f"{path}: no such file") from exc
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise MechRLError(
-            f"{path}: not what `mechrl planner collect` writes, or damaged; collect it again"
+            f"{path}: not what `mechrl planner collect` writes, or damaged; remove it, then collect again"
         ) from exc
 
 
