@@ -41,8 +41,9 @@ NUMBERS = [
     (name, parameter)
     for name, command in every_command().items()
     for parameter in command.params
-    if kind(parameter) and parameter.param_type_name == "option"
+    if kind(parameter) and parameter.param_type_name == "option" and parameter.name != "tau"
 ]
+TAU = [name for name, command in every_command().items() if any(p.name == "tau" for p in command.params)]
 ONE = pytest.mark.parametrize(
     ("name", "option"), NUMBERS, ids=lambda x: x if isinstance(x, str) else x.opts[-1]
 )
@@ -70,7 +71,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_there_are_numbers():
-    assert len(NUMBERS) > 50
+    assert len(NUMBERS) > 50 and len(TAU) > 4
 
 
 @ONE
@@ -92,6 +93,13 @@ def test_what_is_outside_is_refused_before_anything_is_loaded(
     for value in far:
         line = refused([*name.split()[1:], *GIVEN.get(name, []), f"{option.opts[-1]}={value}"], capsys)
         assert option.opts[-1] in line and "--help`" in line
+
+
+@pytest.mark.parametrize("name", TAU)
+def test_tau_lies_between_0_and_1_and_is_neither(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "1", "-1", "1e300", "inf", "nan"):
+        line = refused([*name.split()[1:], *GIVEN.get(name, []), f"--tau={value}"], capsys)
+        assert "tau must lie between 0 and 1" in line
 
 
 @pytest.mark.parametrize(
