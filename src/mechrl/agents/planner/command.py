@@ -168,11 +168,14 @@ def collect(
     """True: all of it is done."""
     from mechrl.agents.planner import jobs as planner_jobs
     from mechrl.agents.planner.collect import CollectSettings
+    from mechrl.agents.planner.network import load_model
     from mechrl.evaluate.compare import parse_seeds
     from mechrl.evaluate.run import Workshop
     from mechrl.rl.train import file_checksum
 
     seeds = parse_seeds(draws)
+    if network is not None:
+        load_model(network)  # it can be read, before anything is done
     with Workshop(model, out, None, device, jobs, seconds, ray) as workshop:
         gated = workshop.gate(behaviours)
         known = None if network is None else file_checksum(network)
