@@ -45,10 +45,13 @@ def read_records(folder: Path) -> None:
             Example.of(record)
 
 
-def make_network(folder: Path) -> None:
+def some_network() -> EditModel:
     torch.manual_seed(0)
-    config = NetworkConfig(n_features(), hidden=4, pooled=2, interaction=2, messages=True)
-    save_model(folder / "model.safetensors", EditModel(config), {"families": ["ioi"]})
+    return EditModel(NetworkConfig(n_features(), hidden=4, pooled=2, interaction=2, messages=True))
+
+
+def make_network(folder: Path) -> None:
+    save_model(folder / "model.safetensors", some_network(), {"families": ["ioi"]})
 
 
 @cache
