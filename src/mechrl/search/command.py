@@ -12,7 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
-from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
@@ -63,6 +63,7 @@ def search_command(
         typer.Option(
             rich_help_panel=options.BUDGET,
             min=1,
+            max=MOST_STEPS,
             help="Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
             show_default=False,
         ),
