@@ -8,7 +8,7 @@ returned is faithful; a smaller n that happens to be faithful as well may have b
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
