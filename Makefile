@@ -4,14 +4,16 @@ BIN := .venv/bin
 STAMP := .venv/installed
 RAY := .venv/installed-ray
 
-.PHONY: help demo test test-fast lint browser audit clean
+.PHONY: help demo test test-fast lint docs coverage browser audit clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       run the main job and show what it finds"
-	@echo "make test       everything: lint, types, all tests (fetches SmolLM2 once, 93 MB)"
+	@echo "make test       everything: lint, types, documents, all tests (fetches SmolLM2 once, 93 MB)"
 	@echo "make test-fast  the quick tests, which need neither a real model nor a GPU"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff, codespell, mypy, ESLint"
+	@echo "make docs       the documentation site, in site/"
+	@echo "make coverage   what part of the code the quick tests run"
 	@echo "make audit      known vulnerabilities of what constraints.txt pins (needs a network)"
 	@echo "make clean      remove .venv and what tools left behind"
 
@@ -20,7 +22,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,rl,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,docs,rl,report]'
 	touch $@
 
 # Ray, for the tests of clusters alone
@@ -33,7 +35,18 @@ demo: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	$(BIN)/mypy
+	$(BIN)/python tools/lint_page.py
+
+# the site: read it with a browser from site/index.html
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
+# what part of src the quick tests run, by file; browsable in .venv/coverage
+coverage: $(STAMP)
+	$(PYTEST) -m "not real and not gpu and not slow" --cov=mechrl --cov-report=term:skip-covered --cov-report=html:.venv/coverage
 
 # The viewer is tested in a real browser. Where none can be had its tests are skipped, and the report says so.
 BROWSER = $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
@@ -47,7 +60,7 @@ browser:
 # one process a core, each with one thread (tests/conftest.py); a file's tests stay together and share what they load
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-test: lint browser $(RAY)
+test: lint docs browser $(RAY)
 	$(PYTEST)
 
 test-fast: $(STAMP)
@@ -68,5 +81,5 @@ audit:
 		fi; exit $$failed
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv site tools/eslint/node_modules .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,11 +21,11 @@ function prepare(raw, index) {
     return { name, kind: part[4], nodes: members, shared };
   });
   const stops = raw.stops.size.length;
-  const strongest = [...raw.edges.importance.keys()].sort((a, b) => Math.abs(raw.edges.importance[b]) - Math.abs(raw.edges.importance[a]));
-  const rank = new Map(strongest.map((i, place) => [i, place + 1]));
+  const ranked = [...raw.edges.importance.keys()].sort((a, b) => Math.abs(raw.edges.importance[b]) - Math.abs(raw.edges.importance[a]));
+  const rank = new Map(ranked.map((i, place) => [i, place + 1]));
   const peakOf = (some) => some.reduce((most, i) => Math.max(most, Math.abs(raw.edges.importance[i])), 0);
-  const kept = strongest.filter((i) => raw.edges.stops[i] >= stops); // removed edges may score higher: they must not make these thin
-  const peak = peakOf(kept) || peakOf(strongest) || 1;
+  const kept = ranked.filter((i) => raw.edges.stops[i] >= stops); // removed edges may score higher: they must not make these thin
+  const peak = peakOf(kept) || peakOf(ranked) || 1;
   const edges = raw.edges.id.map((id, i) => {
     const share = Math.min(1, Math.abs(raw.edges.importance[i]) / peak);
     const edge = {

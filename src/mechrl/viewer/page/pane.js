@@ -130,9 +130,9 @@ class Pane {
       canvas.style.height = `${height}px`;
     }
     for (const edge of circuit.edges) {
-      const [x0, y0, ...rest] = (edge.curve = this.curve(edge));
+      const [startX, startY, ...rest] = (edge.curve = this.curve(edge));
       edge.path = new Path2D();
-      edge.path.moveTo(x0, y0);
+      edge.path.moveTo(startX, startY);
       edge.path.bezierCurveTo(...rest);
     }
     this.replay.layout();

@@ -3,7 +3,7 @@
 const state = { chosen: null, hovered: null, edge: null, active: 0, pair: 0, run: "circuit", filter: "all" };
 const shared = { ids: new Set() }; // edges that all circuits have now
 const panes = [];
-let colours = {};
+const colours = {};
 
 function readColours() {
   const probe = el("i");

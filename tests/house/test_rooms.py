@@ -1,0 +1,92 @@
+"""Data flows one way: no room of the package imports from one to its right. What still does is listed, and nothing else may."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SRC = Path(__file__).parents[2] / "src"
+
+# From left to right. Rooms on one line may import from each other.
+ORDER = [
+    "errors",
+    "files names ranges reading sealed",
+    "graph",
+    "models",
+    "behaviours",
+    "engine",
+    "gate inspection attribution eap_ig",
+    "candidates",
+    "circuit circuit_views stats",
+    "options terminal one_writer saving",
+    "search",
+    "rl",
+    "agents",
+    "report",
+    "validity",
+    "evaluate experiments",
+    "viewer",
+    "behaviours_command bench demo",
+    "cli",
+    "mechrl",
+]
+# (from, to): what imports backwards today. Remove a line when its import is gone; add none.
+EXCEPTIONS = {
+    ("agents", "evaluate"),  # the planner's jobs collect records as cells
+    ("circuit", "viewer"),  # a circuit shows itself in a notebook
+    ("report", "evaluate"),  # tables show spreads
+}
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
+
+
+def room(module: str) -> str:
+    """`mechrl.search.run` is in `search`; what `mechrl/__init__.py` has is in `mechrl`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def imports(source: str) -> set[str]:
+    """The rooms that a file imports from, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {room(name.name) for name in node.names if name.name.startswith("mechrl")}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mechrl":
+            names = (
+                [f"mechrl.{n.name}" for n in node.names] if node.module == "mechrl" else [str(node.module)]
+            )
+            found |= {room(name) if room(name) in LEVEL else "mechrl" for name in names}
+    return found
+
+
+def backwards(files: dict[str, str]) -> set[tuple[str, str]]:
+    """(room, room to its right that it imports from), of files given as module → source."""
+    pairs = {(room(module), to) for module, source in files.items() for to in imports(source)}
+    # anybody may ask for the version
+    return {(one, to) for one, to in pairs if LEVEL[to] > LEVEL[one] and to != "mechrl"}
+
+
+def package() -> dict[str, str]:
+    files = {}
+    for path in sorted((SRC / "mechrl").rglob("*.py")):
+        module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        files[module] = path.read_text(encoding="utf-8")
+    return files
+
+
+def test_every_room_has_a_place() -> None:
+    assert {room(module) for module in package()} <= set(LEVEL)
+
+
+def test_no_room_imports_from_its_right() -> None:
+    found = backwards(package())
+    assert not found - EXCEPTIONS, "imports against the flow"
+    assert not EXCEPTIONS - found, "an exception that is none any more: remove it"
+
+
+def test_a_planted_import_is_noticed() -> None:
+    assert backwards({"mechrl.engine.plan": "def f():\n    from mechrl.search.run import search\n"}) == {
+        ("engine", "search")
+    }
+    assert backwards({"mechrl.graph": "from mechrl import viewer\n"}) == {("graph", "viewer")}
+    assert not backwards({"mechrl.viewer.data": "import mechrl.circuit\nfrom mechrl import __version__\n"})
