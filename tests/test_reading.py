@@ -113,7 +113,9 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     began, memory = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert cli.run(command) == 1
     said = capsys.readouterr()
-    lines = [line for line in said.err.splitlines() if not line.endswith(" …")]  # what takes a second is named
+    lines = [
+        line for line in said.err.splitlines() if not line.endswith(" …")
+    ]  # what takes a second is named
     assert said.out == "" and len(lines) == 1 and lines[0].startswith("mechrl: "), said.err
     assert "a bug" not in said.err
     assert time.thread_time() - began < 1
