@@ -23,6 +23,7 @@ from mechrl.agents.planner.discover_command import discover_command
 from mechrl.behaviours_command import behaviours_command, check_command
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
+from mechrl.evaluate.metrics_command import metrics_command
 from mechrl.files import advice
 from mechrl.ranges import MOST_AT_ONCE
 from mechrl.rl.command import adapt_command, deploy_command, train_command
@@ -96,6 +97,7 @@ app.command("deploy")(deploy_command)
 app.command("adapt")(adapt_command)
 app.command("search")(search_command)
 app.command("validate")(validate_command)
+app.command("metrics")(metrics_command)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce_command)
 app.command("train")(train_command)

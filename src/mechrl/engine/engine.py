@@ -14,6 +14,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -23,16 +24,16 @@ from torch import Tensor
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
 from mechrl.engine.fused import FusedRun, Ground, Shipment
+from mechrl.engine.ledger import BACKWARD_PASSES, PAIRS_PER_PASS, Ledger
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
+from mechrl.engine.rules import Rules
 from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
 
-PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
-_BACKWARD_PASSES = 2
 _CIRCUITS_PER_CHUNK = (
     512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
 )
@@ -76,6 +77,7 @@ class Engine:
     tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
     half: there, circuits (of gradients the MLPs alone) run on float16 rows, streams and weights with float32 sums: as precise as TF32,
         with half the memory traffic. Meant for training, which asks for many and compares with margins.
+    ledger: what circuits are charged to, if other engines share it.
     """
 
     def __init__(
@@ -86,10 +88,11 @@ class Engine:
         memory_bytes: int | None = None,
         tf32: bool = False,
         half: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.model, self.graph = model, model.graph
         self.tf32, self.half = tf32, half
-        self.passes = 0.0  # forward 1, backward 2, per circuit and 20 pairs
+        self.ledger = Ledger() if ledger is None else ledger
         self._memory = memory_bytes
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
@@ -104,6 +107,16 @@ class Engine:
         self._last_run: tuple[EdgeSet, FusedGradient] | None = None
 
     # ---- public -----------------------------------------------------------------------------------------------------
+
+    @property
+    def passes(self) -> float:
+        """What the ledger has counted: forward 1, backward 2, per circuit and 20 pairs."""
+        return self.ledger.passes
+
+    @property
+    def price(self) -> float:
+        """Passes that one forward of one circuit costs on these pairs."""
+        return self.n_pairs / PAIRS_PER_PASS
 
     @property
     def clean_logits(self) -> Tensor:
@@ -180,6 +193,7 @@ class Engine:
         objective: Objective | None = None,
         against_full: bool = False,
         groups: int | None = None,
+        rules: Rules | None = None,
     ) -> Gradient:
         """The objective (default: KL) at real-valued masks and its gradient with respect to them.
 
@@ -187,13 +201,14 @@ class Engine:
         against_full: take d(objective)/d(stream of v) here, but multiply it with a_clean(u) − a_corr(u) of the whole model
             instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
         groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
+        rules: of the backward pass, in place of the true derivatives. A GPU's kernels do not know them: there it is the slower way.
         """
         values = np.atleast_2d(
             weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
         )
         edge_set, order = self._edge_set(edges)
         self._check(values.shape, len(edge_set.edges))
-        self._charge(len(values), 1 + _BACKWARD_PASSES)
+        self._charge(len(values), 1 + BACKWARD_PASSES)
         values = values[:, order]
         parts = []
         if groups is not None and self.fused:
@@ -201,19 +216,19 @@ class Engine:
         if against_full and values.shape[1] != self.graph.n_edges:
             raise MechRLError("against_full needs the whole graph")
         with self._precision():
-            if self.fused:
+            if self.fused and rules is None:
                 parts = self._gradients_fused(edge_set, values, objective, against_full)
             elif against_full:
                 plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
                 against = self._whole_model(plan)
                 parts = [
-                    self._gradient(plan, values[i : i + 1], objective, against, groups)
+                    self._gradient(plan, values[i : i + 1], objective, against, groups, rules)
                     for i in range(len(values))
                 ]
             else:
                 for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
                     plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
-                    parts.append(self._gradient(plan, values[chunk], objective, None, groups))
+                    parts.append(self._gradient(plan, values[chunk], objective, None, groups, rules))
         result_values, result_grads = zip(*parts, strict=True)
         gradient = torch.cat(result_grads)
         if isinstance(order, np.ndarray):
@@ -294,6 +309,7 @@ class Engine:
         objective: Objective | None,
         against: Store | None,
         groups: int | None,
+        rules: Rules | None,
     ) -> tuple[Tensor, Tensor]:
         if not plan.n_outputs:
             value, gradient = self._no_gradient(values, objective)
@@ -302,7 +318,9 @@ class Engine:
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
         value, grad_final = self._objective(final, objective)
-        gradient = run.backward(grad_final, against, groups or 1).view(-1, *values.shape)  # [groups, C, n]
+        gradient = run.backward(grad_final, against, groups or 1, rules).view(
+            -1, *values.shape
+        )  # [groups, C, n]
         return value[run.output], gradient[0] if groups is None else gradient.transpose(0, 1)
 
     def _gradients_fused(
@@ -405,7 +423,7 @@ class Engine:
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
     def _charge(self, n_circuits: int, passes: int) -> None:
-        self.passes += n_circuits * passes * self.n_pairs / PAIRS_PER_PASS
+        self.ledger.charge(n_circuits * passes * self.n_pairs / PAIRS_PER_PASS)
 
     def _check(self, shape: tuple[int, ...], n_edges: int) -> None:
         if len(shape) != 2 or shape[1] != n_edges:
@@ -566,7 +584,9 @@ class _Run:
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
-    def backward(self, grad_final: Tensor, against: Store | None, groups: int = 1) -> Tensor:
+    def backward(
+        self, grad_final: Tensor, against: Store | None, groups: int = 1, rules: Rules | None = None
+    ) -> Tensor:
         """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge) [groups, n]; recomputes stage by stage."""
         assert self.weight is not None
         result = grad_final.new_zeros(groups, len(self.weight))
@@ -581,11 +601,15 @@ class _Run:
             x_full.requires_grad_()
             x_last.requires_grad_()
             with torch.enable_grad():
-                normal = self.model.normalise(x_full), self.model.normalise(x_last)
+                norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
+                normal = norm(x_full), norm(x_last)
                 if stage.kind == "logits":
                     outputs, grad_outputs = normal, (grad_final[:0], grad_final)
                 else:
-                    outputs, grad_outputs = self._components(stage, *normal), self._slots(stage, grads)
+                    outputs, grad_outputs = (
+                        self._components(stage, *normal, rules=rules),
+                        self._slots(stage, grads),
+                    )
                 some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]
                 grad_x = torch.autograd.grad(
                     [o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True
@@ -613,12 +637,13 @@ class _Run:
         x_last: Tensor,
         out_full: Tensor | None = None,
         out_last: Tensor | None = None,
+        rules: Rules | None = None,
     ) -> tuple[Tensor, Tensor]:
+        model, layer, cache = self.model, stage.layer, self.cache
         if stage.kind == "mlp":
-            return mlp_stage(self.model, stage.layer, self.cache, x_full, x_last, out_full, out_last)
-        return attention_stage(
-            self.model, stage.layer, self.cache, self._index[stage.layer], x_full, x_last, out_full, out_last
-        )
+            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
+        index = self._index[layer]
+        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)

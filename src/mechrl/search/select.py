@@ -1,4 +1,4 @@
-"""Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits; and candidate sets.
+"""Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits.
 
 Both searches here look for the smallest n whose circuit is faithful enough. f does not rise with every edge, so "the smallest n"
 has no cheap exact answer: n grows by half until the circuit is faithful, then the gap between the last two is bisected. What is
@@ -8,19 +8,18 @@ returned is faithful; a smaller n that happens to be faithful as well may have b
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from mechrl.candidates import ranking
 from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 
 _FIRST, _GROWTH = 8, 1.5
-
-
-def ranking(scores: np.ndarray) -> np.ndarray:
-    """Edges from the highest |score| to the lowest; equal ones in edge order."""
-    return np.argsort(-np.abs(scores), kind="stable")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def top_n(scores: np.ndarray, n: int) -> np.ndarray:
@@ -84,27 +83,25 @@ def greedy(graph: Graph, scores: np.ndarray, n: int) -> np.ndarray:
     return mask
 
 
-def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Ascending edges: the union of the k best by each score. (Two scores share most of theirs: the union is far below 2k.)"""
-    return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
-
-
 def top_n_search(problem: Problem, state: State | None = None) -> State:
     """The smallest n, as far as the search can tell, whose n best candidates are faithful."""
     assert problem.scores is not None
     strength = np.abs(problem.scores[problem.candidates])
-    return _smallest(problem, np.argsort(-strength, kind="stable"), state)
+    return smallest(problem, np.argsort(-strength, kind="stable"), state)
 
 
 def greedy_search(problem: Problem, state: State | None = None) -> State:
     """The same for circuits grown backwards from the logits."""
     assert problem.scores is not None
     order = greedy_order(problem.model.graph, problem.scores, problem.candidates)
-    return _smallest(problem, np.searchsorted(problem.candidates, order), state)
+    return smallest(problem, np.searchsorted(problem.candidates, order), state)
 
 
-def _smallest(problem: Problem, order: np.ndarray, state: State | None) -> State:
-    """`order`: places among the candidates, best first. The state is the largest n known to fail and the smallest known to do."""
+def smallest(
+    problem: Problem, order: np.ndarray, state: State | None, also: Mapping[str, Any] = _NOTHING
+) -> State:
+    """The first n of `order`, places among the candidates, that are faithful. The state is the largest n known to fail and the smallest
+    known to do, and what it takes to make `order` again."""
     n_candidates = len(problem.candidates)
 
     def mask_of(n: int) -> np.ndarray:
@@ -115,7 +112,7 @@ def _smallest(problem: Problem, order: np.ndarray, state: State | None) -> State
     removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n: the worst goes first
 
     def state_of(n: int, f: float, low: int, high: int, done: bool, note: str) -> State:
-        return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high}, done, note)
+        return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high, **also}, done, note)
 
     if state is None:
         low, high, f_high = 0, 0, float("nan")  # high = 0: no faithful n known yet

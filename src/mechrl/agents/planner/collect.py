@@ -64,10 +64,8 @@ def walk(
     rng = np.random.default_rng([draw, *behaviour.name.encode()])
     task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.88, 0.96))
     assert model.tokenizer is not None
-    fresh = Engine(
-        model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx)
-    )
-    fresh.passes = 0.0
+    others = behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx)
+    fresh = Engine(model, others, ledger=task.engine.ledger)
     mask, f = task.mask, task.f
     records: list[Record] = []
     while len(records) < settings.states and mask.sum() >= settings.smallest:
@@ -77,7 +75,7 @@ def walk(
         records.append(record)
         if mask.sum() > 0.97 * before.sum() and f < 0.9:
             break
-    return Walk(records, task.passes + fresh.passes, time.perf_counter() - began)
+    return Walk(records, task.passes, time.perf_counter() - began)
 
 
 def _visit(

@@ -73,7 +73,7 @@ class Session:
         self, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings
     ) -> None:
         self.model, self.behaviour, self.settings = model, behaviour, settings
-        self._began, self._seconds_before, self._passes_before = time.perf_counter(), 0.0, 0.0
+        self._began, self._seconds_before = time.perf_counter(), 0.0
         aim = settings.tau + 0.4 * (1 - settings.tau)
         self.start: Start = start(model, behaviour, settings.pairs, settings.seed, aim)
         fresh = settings.holds_on == HoldsOn.FRESH
@@ -89,8 +89,7 @@ class Session:
 
     @property
     def passes(self) -> float:
-        spent = self.start.passes + (self._validation.passes if self._validation else 0.0)
-        return round(self._passes_before + spent, 6)
+        return round(self.start.passes, 6)
 
     @property
     def seconds(self) -> float:
@@ -161,8 +160,7 @@ class Session:
             pairs = self.behaviour.pairs(
                 self.model.tokenizer, N_FRESH, VALIDATION_SEED, n_ctx=self.model.spec.n_ctx
             )
-            self._validation = Engine(self.model, pairs)
-            self._validation.passes = 0.0
+            self._validation = Engine(self.model, pairs, ledger=self.start.engine.ledger)
         return float(self._validation.faithfulness(mask[None], self.start.candidates)[0])
 
     # ---- what was found ---------------------------------------------------------------------------------------------
@@ -172,9 +170,8 @@ class Session:
         assert self.model.tokenizer is not None
         passes, seconds, start = self.passes, self.seconds, self.start
         kept, f_validation = self.best if self.best is not None else (self.episode.mask, None)
-        charged = start.engine.passes
-        f = float(start.f_of(kept)[0])
-        start.engine.passes = charged
+        with start.engine.ledger.free():
+            f = float(start.f_of(kept)[0])
         test = Engine(
             self.model,
             self.behaviour.pairs(self.model.tokenizer, N_FRESH, TEST_SEED, n_ctx=self.model.spec.n_ctx),
@@ -262,7 +259,8 @@ class Session:
             left.first_f,
         )
         session.episode, session.best, session.checked = left.episode, left.best, left.checked
-        session._passes_before, session._seconds_before = left.passes, left.seconds
+        session.start.engine.ledger.restore(left.passes)
+        session._seconds_before = left.seconds
         session._validation, session._began = None, time.perf_counter()
         fresh = settings.holds_on == HoldsOn.FRESH
         session.planner = Planner(session.start, network, settings.tau, fresh, left.offset)
