@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from mechrl.circuit import Circuit
+from mechrl.sealed import read_sealed
 from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model
@@ -145,10 +146,16 @@ TRAIN_PLANNER = ["planner", "train", "--behaviours", "ioi,acronyms", "--draws", 
 TRAIN_PLANNER += ["--rounds", "2", "--epochs", "2", "--model", "model", "--device", "cpu"]
 
 
-def planner_s_files(folder: str) -> dict[str, bytes]:
-    """What was collected and fitted; cells also say how long it took."""
-    found = sorted(Path(folder).rglob("*.safetensors"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+def planner_s_files(folder: str) -> dict[str, tuple]:
+    """What was collected and fitted; cells also say how long it took. Texts of a file are written in any order."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*.safetensors")):
+        arrays, texts = read_sealed(path)
+        found[str(path.relative_to(folder))] = (
+            texts,
+            {name: array.tobytes() for name, array in arrays.items()},
+        )
+    return found
 
 
 @pytest.mark.slow
