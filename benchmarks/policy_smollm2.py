@@ -278,7 +278,7 @@ class Bench:
             )
             self._tasks[place] = task, task.engine.passes
         task, prepared = self._tasks[place]
-        task.engine.passes = prepared
+        task.engine.ledger.restore(prepared)
         return task
 
     def claim(self, name: str) -> bool:

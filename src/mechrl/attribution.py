@@ -180,7 +180,7 @@ def cached(
     path = cache_folder() / "scores" / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
     if (known := _read(path, what, engine.graph.n_edges)) is not None:
         scores, passes = known
-        engine.passes += passes
+        engine.ledger.charge(passes)
         return scores
     before = engine.passes
     scores = attribute(engine, pairs, metric, method, steps, convention)

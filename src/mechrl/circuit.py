@@ -16,14 +16,13 @@ import mechrl
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.graph import Graph
+from mechrl.graph import Graph, checked_graph
 from mechrl.models.base import Model
+from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
 from mechrl.reading import read_json
 
 FORMAT = 1
-# Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
-_MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -420,24 +419,13 @@ def _settings(known: dict[str, Any]) -> dict[str, Any]:
     for name in ("spare", "reach"):
         if name in known and not 0 <= f.number(name) < 1:
             raise ValueError(f"settings.{name} must lie between 0 and 1")
-    if known.get("prefilter", "metric") not in ("metric", "kl", "union"):
+    if known.get("prefilter", "metric") not in PREFILTERS:
         raise ValueError("settings.prefilter is none")
     return known
 
 
 def _graph(shape: _Fields) -> Graph:
-    """The graph of a file, refused by its size before anything of that size is made."""
-    L, H, G = (shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads"))
-    if H % G:
-        raise ValueError(f"graph.n_heads {H} is not a multiple of graph.n_kv_heads {G}")
-    if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:
-        raise ValueError(f"a graph of {L:,} layers of {H:,} heads is too large")
-    return Graph(L, H, G)
-
-
-def count_edges(L: int, H: int, G: int) -> int:
-    """`Graph.n_edges` without building anything: Σ_l [(1 + l(H + 1))(H + 2G + 1) + H] + 1 + L(H + 1)."""
-    return (L + (H + 1) * L * (L - 1) // 2) * (H + 2 * G + 1) + L * H + 1 + L * (H + 1)
+    return checked_graph(*(shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads")))
 
 
 def _shape(graph: Graph) -> str:

@@ -6,11 +6,15 @@ import difflib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, get_args
 
 from mechrl.errors import MechRLError
 
 GPT2 = {"gpt2": "12 layers", "gpt2-medium": "24 layers", "gpt2-large": "36 layers", "gpt2-xl": "48 layers"}
 MODELS = ("toy", "smollm2", *GPT2)
+
+Prefilter = Literal["metric", "kl", "union"]  # what scores edges: the behaviour's own metric, KL, or both
+PREFILTERS: tuple[Prefilter, ...] = get_args(Prefilter)
 
 
 def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mechrl.errors import MechRLError
-from mechrl.names import check_model, one_of
+from mechrl.names import PREFILTERS, check_model, one_of
 from mechrl.ranges import (
     MOST_AT_ONCE,
     MOST_COEFFICIENT,
@@ -141,7 +141,7 @@ Prefilter = Annotated[
     typer.Option(
         rich_help_panel=EXPERT,
         metavar="[metric|kl|union]",
-        callback=choice("metric", "kl", "union"),
+        callback=choice(*PREFILTERS),
         help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).",
     ),
 ]

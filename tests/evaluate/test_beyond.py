@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mechrl.candidates import ranking
 from mechrl.evaluate.beyond import best_with_pruned_size, beyond, curves
 from mechrl.evaluate.setting import f_of
-from mechrl.search.select import ranking, top_n
+from mechrl.search.select import top_n
 from tests.evaluate.planted_setting import circuit_of, planted_setting
 from tests.planted import planted_chain, planted_qkv
 

@@ -304,7 +304,7 @@ def seen_at(task: Task, mask: np.ndarray) -> np.ndarray:
     for alpha in (0.5 - 12**-0.5, 0.5 + 12**-0.5):
         gradient = task.engine.gradient(np.full((1, len(kept)), alpha), task.candidates[kept]).gradient[0]
         scores[kept] -= gradient.numpy() / task.engine.kl_cut / 2
-    task.engine.passes = passes
+    task.engine.ledger.restore(passes)
     return scores
 
 
@@ -375,7 +375,7 @@ def test_a_trade_is_an_exchange_and_several_do_not_notice_each_other(look_again)
             n, passes = task.K, task.engine.passes
             size = size_of_groups(int(mask[i].sum()), int(finer[i]))
             expected, cost = traded(task, mask[i, :n], float(f[i]), size)
-            task.engine.passes = passes
+            task.engine.ledger.restore(passes)
             after = mask[i].copy()
             after[:n] = mask[i, :n] if expected is None else expected.mask
             assert (env.mask[i] == after).all() and (

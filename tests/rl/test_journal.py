@@ -60,7 +60,7 @@ def test_stopped_after_every_so_many_steps_equals_straight(model, tmp_path, step
 
     stops, folder, again = 0, tmp_path / "rollouts", []
     while not again:
-        task.engine.passes = prepared + 5  # whatever another process has on its account by now
+        task.engine.ledger.restore(prepared + 5)  # whatever another process has on its account by now
         journal = Journal(folder, task.engine, stop_at(steps))
         try:
             more = {"passes_before": -5.0, "journal": journal}

@@ -101,7 +101,7 @@ def test_episodes_are_what_happened(look_again):
             and len(episode.f) == len(episode.masks) <= 13
         )
         f = task.engine.faithfulness(episode.masks, task.candidates).double().numpy()
-        task.engine.passes -= len(f) * task.engine.n_pairs / 20
+        task.engine.ledger.charge(-len(f) * task.engine.n_pairs / 20)
         assert episode.f == pytest.approx(f, abs=1e-6)
         measured += (episode.masks[1:] != episode.masks[:-1]).any(1).sum()
         looked = task.K
@@ -296,7 +296,7 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     plain = deploy(model, behaviour, task, policy, replace(deployment, judge="discovery"), settings, reward)
     fresh = Engine(model, behaviour.pairs(model.tokenizer, 100, VALIDATION_SEED))
     assert float(fresh.faithfulness(plain.mask)[0]) < tau
-    task.engine.passes = prepared
+    task.engine.ledger.restore(prepared)
     found = deploy(model, behaviour, task, policy, deployment, settings, reward)
     aim = found.settings["agent_tau"]
     assert found.faithfulness_validation >= tau and found.faithfulness >= aim > tau
@@ -310,7 +310,7 @@ def test_an_agent_that_takes_back_aims_higher_where_fresh_pairs_find_it_short(mo
     enough = fresh.faithfulness(np.array(on_the_way), task.candidates).numpy() >= tau
     assert len(found) < min(int(mask.sum()) for mask, yes in zip(on_the_way, enough, strict=True) if yes)
     # beside others each is what it is alone
-    task.engine.passes = prepared
+    task.engine.ledger.restore(prepared)
     both = deploy_together(
         model, behaviour, task, policy, [deployment, replace(deployment, seed=5)], settings, reward
     )
@@ -377,7 +377,7 @@ def test_together_each_is_what_it_would_be_alone(model, look_again):
     spent = task.engine.passes - prepared
     alone, own = [], []
     for deployment in deployments:
-        task.engine.passes = prepared
+        task.engine.ledger.restore(prepared)
         alone.append(deploy(model, behaviour, task, policy, deployment, settings, reward))
         own.append(task.engine.passes - prepared)
     for ours, theirs in zip(together, alone, strict=True):

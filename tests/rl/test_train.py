@@ -15,6 +15,7 @@ import torch
 
 from mechrl import attribution
 from mechrl.behaviours import get_behaviour
+from mechrl.candidates import candidate_set
 from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings, Task, make_task
@@ -23,7 +24,6 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import best_step, choose, rollouts
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import Run, describe
-from mechrl.search.select import candidate_set
 from tests.planted import Planted, planted_chain, planted_parallel
 from tests.tiny import TinyPairs
 

@@ -66,7 +66,8 @@ def test_speculation_changes_nothing(kind: str, threshold: float) -> None:
         np.random.default_rng(0).random(len(told)),
         told,
     ):  # no guess, a wild guess, the truth
-        problem.engine.passes, problem.scores = 0, scores
+        problem.scores = scores
+        problem.engine.ledger.restore(0.0)
         state = acdc(problem, threshold=threshold)
         assert set(problem.candidates[state.mask].tolist()) == kept
         assert state.order == order
@@ -142,7 +143,8 @@ def test_resuming_anywhere_equals_going_straight(minibatch: int | None, monkeypa
         with pytest.raises(Interrupted):
             acdc_sweep(first, thresholds=(0.1, 0.5))
         interrupt.__defaults__[1].clear()
-        second = tiny_problem("llama-gqa", n_pairs=6, minibatch=minibatch, passes_before=first.passes)
+        second = tiny_problem("llama-gqa", n_pairs=6, minibatch=minibatch)
+        second.engine.ledger.restore(first.passes)
         resumed = acdc_sweep(second, straight[stop], thresholds=(0.1, 0.5))
         assert (
             (resumed.mask == end.mask).all()

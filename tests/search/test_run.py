@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mechrl.behaviours import get_behaviour
+from mechrl.candidates import candidate_set
 from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search import run
 from mechrl.search.problem import State
 from mechrl.search.run import Session, Settings, prepare
-from mechrl.search.select import candidate_set
 from tests.search.model import write_model
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
 from mechrl.engine.fused import FusedRun, Ground, Shipment
+from mechrl.engine.ledger import BACKWARD_PASSES, PAIRS_PER_PASS, Ledger
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
@@ -33,8 +34,6 @@ from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
 
-PAIRS_PER_PASS = 20  # a pass is one forward of one circuit on the paper's 20-pair batch
-_BACKWARD_PASSES = 2
 _CIRCUITS_PER_CHUNK = (
     512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
 )
@@ -78,6 +77,7 @@ class Engine:
     tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
     half: there, circuits (of gradients the MLPs alone) run on float16 rows, streams and weights with float32 sums: as precise as TF32,
         with half the memory traffic. Meant for training, which asks for many and compares with margins.
+    ledger: what circuits are charged to, if other engines share it.
     """
 
     def __init__(
@@ -88,10 +88,11 @@ class Engine:
         memory_bytes: int | None = None,
         tf32: bool = False,
         half: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.model, self.graph = model, model.graph
         self.tf32, self.half = tf32, half
-        self.passes = 0.0  # forward 1, backward 2, per circuit and 20 pairs
+        self.ledger = Ledger() if ledger is None else ledger
         self._memory = memory_bytes
         self._buffer: Tensor | None = None  # the rows' room, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
@@ -106,6 +107,16 @@ class Engine:
         self._last_run: tuple[EdgeSet, FusedGradient] | None = None
 
     # ---- public -----------------------------------------------------------------------------------------------------
+
+    @property
+    def passes(self) -> float:
+        """What the ledger has counted: forward 1, backward 2, per circuit and 20 pairs."""
+        return self.ledger.passes
+
+    @property
+    def price(self) -> float:
+        """Passes that one forward of one circuit costs on these pairs."""
+        return self.n_pairs / PAIRS_PER_PASS
 
     @property
     def clean_logits(self) -> Tensor:
@@ -197,7 +208,7 @@ class Engine:
         )
         edge_set, order = self._edge_set(edges)
         self._check(values.shape, len(edge_set.edges))
-        self._charge(len(values), 1 + _BACKWARD_PASSES)
+        self._charge(len(values), 1 + BACKWARD_PASSES)
         values = values[:, order]
         parts = []
         if groups is not None and self.fused:
@@ -412,7 +423,7 @@ class Engine:
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
     def _charge(self, n_circuits: int, passes: int) -> None:
-        self.passes += n_circuits * passes * self.n_pairs / PAIRS_PER_PASS
+        self.ledger.charge(n_circuits * passes * self.n_pairs / PAIRS_PER_PASS)
 
     def _check(self, shape: tuple[int, ...], n_edges: int) -> None:
         if len(shape) != 2 or shape[1] != n_edges:

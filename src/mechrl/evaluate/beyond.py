@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from mechrl.candidates import ranking
 from mechrl.circuit import Circuit
 from mechrl.evaluate.setting import Setting, f_of
 from mechrl.evaluate.spread import Spread, hypergeometric_at_least
-from mechrl.search.select import greedy_order, ranking, top_n
+from mechrl.search.select import greedy_order, top_n
 
 N_RANDOM = 20
 K_GRID = (50, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 5000, 8000, 16000)

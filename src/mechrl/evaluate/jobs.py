@@ -165,8 +165,9 @@ def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) ->
 def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
     """The behaviour as the agent meets it, on the setting's own pairs."""
     scores, candidates = setting.all_scores, setting.candidates  # computed exactly, and charged
-    engine = Engine(setting.model, setting.pairs, tf32=True, half=True) if half else setting.engine
-    engine.passes = setting.engine.passes
+    engine = setting.engine
+    if half:
+        engine = Engine(setting.model, setting.pairs, tf32=True, half=True, ledger=engine.ledger)
     return make_task(setting.behaviour.name, engine, candidates, scores, reward)
 
 
@@ -183,8 +184,8 @@ def _by_policy(
     began = time.perf_counter()
     model, behaviour = hands.model, setting.behaviour
     reward, half = RewardSettings(**policy["reward"]), policy["half"]
-    by: Any = setting.prefilter  # checked there
-    settings = TaskSettings(len(setting.pairs), setting.k, by, half, setting.spare, setting.reach)
+    by, spare, reach = setting.prefilter, setting.spare, setting.reach
+    settings = TaskSettings(len(setting.pairs), setting.k, by, half, spare, reach)
     task = _task(setting, reward, half)
     folder = hands.policy
     agent = load_policy(folder)

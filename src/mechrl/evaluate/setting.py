@@ -7,13 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from mechrl import attribution
 from mechrl.behaviours.base import TEST_SEED, Behaviour, Metric, Pairs
+from mechrl.candidates import candidates_of, discovery_pairs, metrics_of, scores_of
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.rl.tasks import candidates_of
+from mechrl.names import Prefilter
 from mechrl.search.run import fresh
 
 _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own candidates say nothing
@@ -29,7 +29,7 @@ class Setting:
     pairs: Pairs
     engine: Engine
     k: int
-    prefilter: str  # `metric`, `kl` or `union`
+    prefilter: Prefilter
     spare: float = 0.0
     reach: float = 0.0
 
@@ -55,13 +55,11 @@ class Setting:
         pairs: int,
         seed: int,
         k: int,
-        prefilter: str,
+        prefilter: Prefilter,
         spare: float = 0.0,
         reach: float = 0.0,
     ) -> Setting:
-        if model.tokenizer is None:
-            raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-        drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
+        drawn = discovery_pairs(model, behaviour, pairs, seed)
         return cls(
             model,
             behaviour,
@@ -75,18 +73,21 @@ class Setting:
 
     def scores_by(self, metric: Metric) -> np.ndarray:
         """[E] EAP-IG on inputs, five steps, as the prefilter computes it."""
-        return attribution.cached(self.engine, self.pairs, metric)
+        return scores_of(self.engine, self.pairs, [metric])[0]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        return metrics_of(self.behaviour.metric, self.prefilter)
 
     @cached_property
     def scores(self) -> np.ndarray:
         """[E] the ranking that circuits are held against: by the behaviour's own metric, unless the prefilter is KL alone."""
-        return self.scores_by("kl" if self.prefilter == "kl" else self.behaviour.metric)
+        return self.scores_by(self.metrics[0])
 
     @cached_property
     def all_scores(self) -> list[np.ndarray]:
         """[E] each: what candidates are chosen by."""
-        union = self.prefilter == "union" and self.behaviour.metric != "kl"
-        return [self.scores, *([self.scores_by("kl")] if union else [])]
+        return [self.scores, *scores_of(self.engine, self.pairs, self.metrics[1:])]
 
     @cached_property
     def candidates(self) -> np.ndarray:

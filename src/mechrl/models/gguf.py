@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from mechrl.errors import MechRLError
+from mechrl.models.config import Config, read_config
 from mechrl.models.tokenizer import Tokenizer
 from mechrl.reading import check_regular
 
@@ -34,8 +35,8 @@ _WHOLE = {
 }
 
 
-def read(path: str | Path) -> tuple[Any, dict[str, Tensor], Tokenizer | None]:
-    """The `transformers` config, the tensors and the tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
+def read(path: str | Path) -> tuple[Config, dict[str, Tensor], Tokenizer | None]:
+    """The config, the tensors and the tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
     from gguf import GGUFReader
 
     check_regular(path)
@@ -85,10 +86,7 @@ def _contents(path: str | Path, field: Any) -> Any:
         ) from exc
 
 
-def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import LlamaConfig, Qwen2Config
-
+def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config:
     architecture = meta.get("general.architecture")
     if architecture not in ("llama", "qwen2"):
         raise MechRLError(
@@ -116,26 +114,27 @@ def _config(path: str | Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
             raise MechRLError(f"{path}: {what} cannot be read from GGUF; use the model's safetensors instead")
     if "token_embd.weight" not in shapes:
         raise MechRLError(f"{path}: holds no token embedding; it is not a whole language model")
+    if width % max(heads, 1):
+        raise MechRLError(f"{path}: its width {width} is not a multiple of its {heads} heads; fetch it again")
+    known = dict(
+        model_type=architecture,
+        vocab_size=shapes["token_embd.weight"][0],
+        hidden_size=width,
+        intermediate_size=get("feed_forward_length", int),
+        num_hidden_layers=get("block_count", int),
+        num_attention_heads=heads,
+        num_key_value_heads=get("attention.head_count_kv", int, heads),
+        head_dim=head_dim,
+        max_position_embeddings=get("context_length", int),
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon", float),
+        rope_parameters={"rope_type": "default", "rope_theta": get("rope.freq_base", float, 10000.0)},
+        tie_word_embeddings="output.weight" not in shapes,
+        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
+    )
     try:
-        kind: Any = LlamaConfig if architecture == "llama" else Qwen2Config
-        return kind(
-            vocab_size=shapes["token_embd.weight"][0],
-            hidden_size=width,
-            intermediate_size=get("feed_forward_length", int),
-            num_hidden_layers=get("block_count", int),
-            num_attention_heads=heads,
-            num_key_value_heads=get("attention.head_count_kv", int, heads),
-            head_dim=head_dim,
-            max_position_embeddings=get("context_length", int),
-            rms_norm_eps=get("attention.layer_norm_rms_epsilon", float),
-            rope_parameters={"rope_type": "default", "rope_theta": get("rope.freq_base", float, 10000.0)},
-            tie_word_embeddings="output.weight" not in shapes,
-            bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
-            eos_token_id=meta.get("tokenizer.ggml.eos_token_id"),
-        )
-    except StrictDataclassError as exc:
-        reason = " ".join(str(exc).split())
-        raise MechRLError(f"{path}: the sizes in its metadata do not fit together: {reason}") from exc
+        return read_config(known)
+    except ValueError as exc:
+        raise MechRLError(f"{path}: in its metadata {exc}; fetch it again") from exc
 
 
 def _hf_name(path: str | Path, name: str) -> str:

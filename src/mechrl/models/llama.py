@@ -13,7 +13,7 @@ from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, ch
 
 
 def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Model:
-    """Builds the model from a `transformers` LlamaConfig, MistralConfig or Qwen2Config and its checkpoint's tensors."""
+    """Builds the model from its config (ours or a `transformers` one) and its checkpoint's tensors."""
     tensors = {
         k.removeprefix("model."): v for k, v in tensors.items() if not k.endswith("rotary_emb.inv_freq")
     }
@@ -78,14 +78,25 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
 
 
 def rotary(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [e / 2] and the factor on cos and sin, as `transformers` computes them, scaled ones too."""
+    """Inverse frequencies [e / 2], θ^(−2i/e), and the factor on cos and sin; scaled ones as `transformers` computes them."""
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        e = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, e, 2, dtype=torch.float32) / e)), 1.0
+    from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    kind = config.rope_parameters["rope_type"]
-    if kind not in ("default", *ROPE_INIT_FUNCTIONS):
-        raise MechRLError(f"rotary positions of the kind {kind!r} are not supported")
-    embedding = LlamaRotaryEmbedding(config)
+    if rope["rope_type"] not in ROPE_INIT_FUNCTIONS:
+        raise MechRLError(f"rotary positions of the kind {rope['rope_type']!r} are not supported")
+    names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    try:
+        whole = LlamaConfig(
+            **{name: getattr(config, name, None) for name in names}, rope_parameters=dict(rope)
+        )
+        embedding = LlamaRotaryEmbedding(whole)
+    except Exception as exc:  # there is nothing that a bad value in it cannot raise
+        raise ValueError(f"rotary positions: {exc}") from exc
     if embedding.rope_type == "dynamic":
         raise MechRLError("dynamic rotary scaling is not supported: it depends on the prompt's length")
     return embedding.inv_freq.to(torch.float32), float(embedding.attention_scaling)

@@ -16,13 +16,12 @@ from torch import Tensor
 from mechrl.errors import MechRLError
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
+from mechrl.models.config import Config, read_config
 from mechrl.models.tokenizer import PROMPT_OPENER, Bos, Tokenizer
 from mechrl.names import GPT2, check_model
 from mechrl.reading import check_regular, parse_json, read_bytes
 
-Parts = tuple[
-    Any, dict[str, Tensor], Tokenizer | None
-]  # a `transformers` config, the checkpoint and the tokenizer
+Parts = tuple[Config, dict[str, Tensor], Tokenizer | None]
 
 _BUILDERS = {
     "gpt2": gpt2.from_checkpoint,
@@ -84,7 +83,7 @@ def load_model(
     return replace(model, tokenizer=tokenizer and tokenizer.opened(bos), commit=commit).to(device, dtype)
 
 
-def _build(name: str, config: Any, tensors: dict[str, Tensor]) -> Model:
+def _build(name: str, config: Config, tensors: dict[str, Tensor]) -> Model:
     try:
         return _BUILDERS[config.model_type](name, config, tensors)
     except (
@@ -210,20 +209,18 @@ def _directory(directory: Path) -> Parts:
     return config, _tensors(directory), _tokenizer(directory, config)
 
 
-def _config(directory: Path) -> Any:
+def _config(directory: Path) -> Config:
     path = directory / "config.json"
-    model_type = _json(path).get("model_type")
+    known = _json(path)
+    model_type = known.get("model_type")
     if not isinstance(model_type, str) or model_type not in _BUILDERS:
         raise MechRLError(
             f"{path}: model_type {model_type!r} is not supported; supported: {', '.join(_BUILDERS)}"
         )
-
-    from transformers import AutoConfig
-
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True)
-    except Exception as exc:  # there is nothing that a bad value in it cannot raise
-        raise MechRLError(f"{path}: {_line(exc)}; correct it or fetch it again") from exc
+        return read_config(known)
+    except ValueError as exc:
+        raise MechRLError(f"{path}: {exc}; correct it or fetch it again") from exc
 
 
 def _tensors(directory: Path) -> dict[str, Tensor]:
@@ -260,7 +257,7 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tokenizer(directory: Path, config: Any) -> Tokenizer | None:
+def _tokenizer(directory: Path, config: Config) -> Tokenizer | None:
     whole, vocab, merges = (directory / file for file in ("tokenizer.json", "vocab.json", "merges.txt"))
     if whole.is_file():
         try:
@@ -341,18 +338,9 @@ def _line(exc: Exception) -> str:
 
 def _random_toy() -> Parts:
     """A tiny GPT-2 with seeded random weights: stands in for the trained toy model in a tree that does not have it."""
-    from transformers import GPT2Config
-
     layers, heads, d, vocab, context = 2, 4, 32, 100, 64
-    config = GPT2Config(
-        n_layer=layers,
-        n_head=heads,
-        n_embd=d,
-        vocab_size=vocab,
-        n_positions=context,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes = dict(n_layer=layers, n_head=heads, n_embd=d, vocab_size=vocab, n_positions=context)
+    config = read_config(sizes | dict(model_type="gpt2", bos_token_id=0))
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:

@@ -8,6 +8,7 @@ processes never convert at once. What a killed process left behind is removed by
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -118,7 +119,7 @@ def _convert(source: Path, target: Path) -> None:
     target.mkdir()
     save_file(tensors, target / "model.safetensors")
     tokenizer.backend.save(str(target / "tokenizer.json"))
-    config.save_pretrained(target)
+    (target / "config.json").write_text(json.dumps(vars(config), indent=1))
     for path in target.iterdir():
         _sync(path)
     _sync(target)

@@ -55,7 +55,7 @@ class Journal:
             return None
         if not all(key in arrays and np.array_equal(arrays[key], value) for key, value in task.items()):
             return None
-        self.engine.passes = self._passes + facts["passes"]
+        self.engine.ledger.restore(self._passes + facts["passes"])
         self.seconds_before = facts["seconds"] - (time.perf_counter() - self._began)
         return arrays
 

@@ -1,29 +1,24 @@
-"""From a behaviour and a model to a task for the agent: discovery pairs, prefilter, candidates, ceiling.
+"""From a behaviour and a model to a task for the agent: discovery pairs, candidates, ceiling.
 
-The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric), the K edges
-of highest |score|. `union` adds the K best by KL: on some models the metric's best edges alone do not reach a useful ceiling.
-The features carry the metric's score either way. With `spare` the lowest candidates are left out again, as many as f can spare: what
-attribution can tell without doubt need not cost the agent its steps. With `reach` there are more of them where k are not enough.
+The features carry the score by the behaviour's metric, whatever the candidates were chosen by. `spare` leaves out what attribution is
+sure of: it need not cost the agent its steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
-
-from mechrl import attribution, gate
+from mechrl import gate
 from mechrl.behaviours import DISCOVERY_SEED, Behaviour, behaviours, get_behaviour
-from mechrl.behaviours.base import Metric
+from mechrl.candidates import candidates_of, discovery_pairs, metrics_of, scores_of
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.names import PREFILTERS, Prefilter, one_of
 from mechrl.rl.env import RewardSettings, Task, make_task
-from mechrl.search.select import candidate_set
 
-Prefilter = Literal["metric", "kl", "union"]
 _SPLITS = ("train", "held-out", "all")
 HIGHEST_REACH = 0.99  # what candidates are asked for at most
 
@@ -40,10 +35,7 @@ class TaskSettings:
     reach: float = 0.0  # k is doubled until the candidates' f is at least this
 
     def __post_init__(self) -> None:
-        if self.prefilter not in get_args(Prefilter):
-            raise MechRLError(
-                f"unknown prefilter {self.prefilter!r}; choose one of {', '.join(get_args(Prefilter))}"
-            )
+        one_of("prefilter", self.prefilter, PREFILTERS)
         if self.pairs < 1 or self.k < 1:
             raise MechRLError("the numbers of pairs and of candidates must be at least 1")
         for name, value in (("spare", self.spare), ("reach", self.reach)):
@@ -56,19 +48,11 @@ class TaskSettings:
 
 def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, reward: RewardSettings) -> Task:
     """The behaviour as the agent meets it. Its engine has been charged for the prefilter and the ceiling."""
-    if model.tokenizer is None:
-        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    pairs = behaviour.pairs(
-        model.tokenizer, settings.pairs, DISCOVERY_SEED, part="discovery", n_ctx=model.spec.n_ctx
-    )
+    pairs = discovery_pairs(model, behaviour, settings.pairs, DISCOVERY_SEED)
     exact = Engine(model, pairs)  # scores decide what the agent may keep, and are computed once
-    metrics: list[Metric] = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
-    if settings.prefilter == "union" and behaviour.metric != "kl":
-        metrics.append("kl")
-    scores = [attribution.cached(exact, pairs, metric) for metric in metrics]
+    scores = scores_of(exact, pairs, metrics_of(behaviour.metric, settings.prefilter))
     candidates = candidates_of(exact, scores, settings.k, settings.spare, settings.reach)
-    engine = Engine(model, pairs, tf32=True, half=True) if settings.half else exact
-    engine.passes = exact.passes
+    engine = Engine(model, pairs, tf32=True, half=True, ledger=exact.ledger) if settings.half else exact
     return make_task(behaviour.name, engine, candidates, scores, reward)
 
 
@@ -87,38 +71,6 @@ def aimed(
             settings = wider
             task = make_task(task.name, task.engine, candidates, task.scores, reward)
     return replace(task, tau=aim), settings
-
-
-def candidates_of(
-    engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float, reach: float = 0.0
-) -> np.ndarray:
-    """The `k` best edges by each score, doubled until they `reach` enough; then the fewest, by bisection, whose f is at most `spare`
-    lower and still enough, and none dead."""
-    best, all_edges = candidate_set(scores, k), engine.graph.n_edges
-    if not (spare or reach):
-        return best
-
-    def f(candidates: np.ndarray) -> float:
-        return float(engine.faithfulness(np.ones((1, len(candidates)), dtype=bool), candidates)[0])
-
-    highest = f(best)
-    while reach and highest < reach and k < all_edges:
-        k = min(2 * k, all_edges)
-        best = candidate_set(scores, k)
-        highest = f(best)
-    if not spare:
-        return best
-    least = max(highest - spare, min(highest, reach)) if reach else highest - spare
-    low, high = 1, min(k, all_edges)
-    while high > 1.05 * low + 1:
-        middle = round((low * high) ** 0.5)
-        fewer = candidate_set(scores, middle)
-        if f(fewer) >= least:
-            high, best = middle, fewer
-        else:
-            low = middle
-    alive = engine.graph.prune(np.ones(len(best), dtype=bool), best)
-    return best[alive] if alive.any() else best
 
 
 def choose_behaviours(names: str) -> list[Behaviour]:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mechrl.engine.engine import PAIRS_PER_PASS, Engine, Prefix
+from mechrl.engine.engine import Engine, Prefix
+from mechrl.engine.ledger import PAIRS_PER_PASS
 from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import receivers_of
@@ -145,17 +146,16 @@ class _Walk:
             self._pass_by(0)
             return
         engine = self._engine()
-        passes = engine.passes
-        kl = self._measure(engine, places, stays)
+        with engine.ledger.free():  # charged below
+            kl = self._measure(engine, places, stays)
         # the KL that each test starts from: that of the last removal guessed before it
         removal = np.where(stays, -1, np.arange(len(places)))
         base = np.append(self.kl, kl)[np.append(-1, np.maximum.accumulate(removal)[:-1]) + 1]
         refused = ~(kl - base < threshold)
         wrong = refused != stays
         n_tested = int(wrong.argmax()) + 1 if wrong.any() else len(places)
-        engine.passes = (
-            passes + n_tested * engine.n_pairs / PAIRS_PER_PASS
-        )  # the algorithm's, not all that were measured
+        # the algorithm's tests, not all that were measured
+        engine.ledger.charge(n_tested * engine.n_pairs / PAIRS_PER_PASS)
         self.evaluated += len(places)
         self.trace[self.tested : self.tested + n_tested] = kl[:n_tested]
         self.tested += n_tested

@@ -63,6 +63,7 @@ def search_command(
         typer.Option(
             rich_help_panel=options.BUDGET,
             min=1,
+            max=MOST_STEPS,
             help="Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
             show_default=False,
         ),
@@ -269,12 +270,12 @@ def estimate(session: Session) -> str:
     from mechrl.search.matryoshka import STEPS
 
     problem = session.problem
-    engine, charged = problem.engine, problem.engine.passes
+    engine, everything = problem.engine, np.ones((1, len(problem.candidates)), dtype=bool)
     begin = time.perf_counter()
-    engine.faithfulness(np.ones((1, len(problem.candidates)), dtype=bool), problem.candidates)
-    passes = engine.passes - charged
+    with engine.ledger.free() as bill:
+        engine.faithfulness(everything, problem.candidates)
+    passes = bill.passes
     a_pass = (time.perf_counter() - begin) / max(passes, 1e-9)
-    engine.passes = charged
     low, high = (n * max(passes, 0.05) for n in _PASSES[session.settings.method])
     if session.settings.method == "matryoshka":
         low, high = (n * session.settings.steps / STEPS for n in (low, high))

@@ -105,7 +105,6 @@ class Problem:
     checkpoint: Callable[[State], None] = lambda state: None  # progress, saving, and `Interrupted`
     minibatch: int | None = None  # judge on so many of the discovery pairs, drawn afresh again and again
     calls: int = 0  # of `judge`: decides which minibatch is the current one, so it is saved with the state
-    passes_before: float = 0.0  # spent by the runs that this one continues
     _batch: tuple[int, Engine] | None = field(default=None, repr=False)
 
     def judge(self, masks: np.ndarray) -> np.ndarray:
@@ -122,14 +121,11 @@ class Problem:
             chosen = np.random.default_rng([self.seed, index]).choice(
                 len(self.pairs), self.minibatch, replace=False
             )
-            engine = Engine(self.model, self.pairs.take(chosen.tolist()), tf32=self.engine.tf32)
-            engine.passes = (
-                0.0 if self._batch is None else self._batch[1].passes
-            )  # one account for all minibatches
-            self._batch = (index, engine)
+            pairs, full = self.pairs.take(chosen.tolist()), self.engine
+            self._batch = (index, Engine(self.model, pairs, tf32=full.tf32, ledger=full.ledger))
         return self._batch[1]
 
     @property
     def passes(self) -> float:
         """Everything spent on this search so far: forward 1, backward 2, per circuit and 20 pairs."""
-        return self.passes_before + self.engine.passes + (self._batch[1].passes if self._batch else 0.0)
+        return self.engine.passes

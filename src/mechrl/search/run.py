@@ -18,22 +18,21 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mechrl import attribution
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour, Metric
+from mechrl.candidates import candidate_set, discovery_pairs, metrics_of, scores_of, widen
 from mechrl.circuit import Circuit
-from mechrl.engine import Engine
+from mechrl.engine import Engine, Ledger
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.names import one_of
+from mechrl.names import PREFILTERS, Prefilter, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
 from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
-from mechrl.search.select import candidate_set, greedy_search, top_n_search
+from mechrl.search.select import greedy_search, top_n_search
 
 Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
 HoldsOn = Literal["discovery", "fresh"]
-Prefilter = Literal["metric", "kl", "union"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 N_FRESH = 100  # validation pairs, and test pairs
@@ -64,7 +63,7 @@ class Settings:
         for name, value, known in (
             ("method", self.method, METHODS),
             ("holds-on", self.holds_on, get_args(HoldsOn)),
-            ("prefilter", self.prefilter, get_args(Prefilter)),
+            ("prefilter", self.prefilter, PREFILTERS),
         ):
             one_of(name, value, known)
         if not 0 < self.tau < 1:
@@ -135,7 +134,7 @@ class Session:
     @property
     def passes(self) -> float:
         # multiples of a twentieth, but their sum depends in its last bits on where a search was interrupted
-        return round(self.problem.passes + (self.validation.passes if self.validation else 0.0), 6)
+        return round(self.problem.passes, 6)
 
     def about(self) -> dict[str, Any]:
         """What is saved beside the state."""
@@ -226,16 +225,13 @@ class Session:
 
     def _widen(self) -> bool:
         """Doubles K until the candidates themselves reach the aim; says whether it had to."""
-        problem, before = self.problem, self.k
-        while len(problem.candidates) < problem.model.graph.n_edges:
-            everything, charged = np.ones((1, len(problem.candidates)), dtype=bool), problem.engine.passes
-            if float(problem.engine.faithfulness(everything, problem.candidates)[0]) >= self.aim:
-                problem.engine.passes = (
-                    charged  # every search measures its candidates itself, and is charged for it there
-                )
-                break
-            self.k = min(2 * self.k, problem.model.graph.n_edges)
-            problem.candidates = candidate_set(self.scores, self.k)
+        problem, engine, before = self.problem, self.problem.engine, self.k
+        if len(problem.candidates) < problem.model.graph.n_edges:
+            with engine.ledger.free() as bill:
+                widened = widen(engine, self.scores, self.k, self.aim)
+            self.k, problem.candidates = widened.k, widened.edges
+            # every search measures its candidates itself, and is charged for it there
+            engine.ledger.charge(bill.passes - engine.price)
         return self.k > before
 
     def _ranking(self, state: State) -> np.ndarray | None:
@@ -258,9 +254,8 @@ class Session:
         def f(engine: Engine) -> float:
             return float(engine.faithfulness(state.mask[None], problem.candidates)[0])
 
-        charged = problem.engine.passes
-        on_discovery = f(problem.engine)
-        problem.engine.passes = charged
+        with problem.engine.ledger.free():
+            on_discovery = f(problem.engine)
         return Circuit(
             model=problem.model.name,
             checksum=problem.model.checksum,
@@ -294,11 +289,7 @@ def prepare(
 ) -> Session:
     """Pairs, engine, scores and candidates of a search; `about` is what an interrupted one left behind."""
     began = time.perf_counter()
-    if model.tokenizer is None:
-        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    pairs = behaviour.pairs(
-        model.tokenizer, settings.pairs, settings.seed, part="discovery", n_ctx=model.spec.n_ctx
-    )
+    pairs = discovery_pairs(model, behaviour, settings.pairs, settings.seed)
     if settings.minibatch is not None and settings.minibatch >= len(pairs):
         raise MechRLError(
             f"{behaviour.name!r} has {len(pairs)} discovery pairs only; use a minibatch smaller than that"
@@ -307,10 +298,8 @@ def prepare(
     straight = settings.method in ("top-n", "greedy")  # these rank all edges by one score
     metrics: list[Metric] = []
     if straight or not settings.whole_graph:
-        metrics = ["kl"] if settings.prefilter == "kl" else [behaviour.metric]
-        if settings.prefilter == "union" and not straight and behaviour.metric != "kl":
-            metrics.append("kl")
-    scores = [attribution.cached(engine, pairs, metric) for metric in metrics]
+        metrics = metrics_of(behaviour.metric, settings.prefilter)[: 1 if straight else None]
+    scores = scores_of(engine, pairs, metrics)
     everything = np.arange(model.graph.n_edges)
     k = settings.k if about is None else about["k"]
     if straight or settings.whole_graph:
@@ -330,12 +319,12 @@ def prepare(
     )
     session = Session(problem, settings, scores, settings.tau, k)
     if settings.holds_on == "fresh":
-        session.validation = fresh(model, behaviour, VALIDATION_SEED)
+        session.validation = fresh(model, behaviour, VALIDATION_SEED, ledger=engine.ledger)
     if about is None:
         session.seconds_before = time.perf_counter() - began
     else:
-        engine.passes = 0.0  # the prefilter was paid for before
-        problem.passes_before, problem.calls = about["passes"], about["calls"]
+        engine.ledger.restore(about["passes"])
+        problem.calls = about["calls"]
         session.aim, session.attempt, session.seconds_before = (
             about["aim"],
             about["attempt"],
@@ -416,10 +405,12 @@ def step_back(
     return steps, f
 
 
-def fresh(model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH) -> Engine:
+def fresh(
+    model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH, ledger: Ledger | None = None
+) -> Engine:
     """An engine on pairs that no search has seen: `VALIDATION_SEED`'s or `TEST_SEED`'s."""
     assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx))
+    return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx), ledger=ledger)
 
 
 def _search(settings: Settings) -> Callable[[Problem, State | None], State]:

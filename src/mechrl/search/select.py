@@ -1,4 +1,4 @@
-"""Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits; and candidate sets.
+"""Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits.
 
 Both searches here look for the smallest n whose circuit is faithful enough. f does not rise with every edge, so "the smallest n"
 has no cheap exact answer: n grows by half until the circuit is faithful, then the gap between the last two is bisected. What is
@@ -8,22 +8,18 @@ returned is faithful; a smaller n that happens to be faithful as well may have b
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from mechrl.candidates import ranking
 from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 
 _FIRST, _GROWTH = 8, 1.5
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def ranking(scores: np.ndarray) -> np.ndarray:
-    """Edges from the highest |score| to the lowest; equal ones in edge order."""
-    return np.argsort(-np.abs(scores), kind="stable")
 
 
 def top_n(scores: np.ndarray, n: int) -> np.ndarray:
@@ -85,11 +81,6 @@ def greedy(graph: Graph, scores: np.ndarray, n: int) -> np.ndarray:
     mask = np.zeros(graph.n_edges, dtype=bool)
     mask[greedy_order(graph, scores)[:n]] = True
     return mask
-
-
-def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Ascending edges: the union of the k best by each score. (Two scores share most of theirs: the union is far below 2k.)"""
-    return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
 
 
 def top_n_search(problem: Problem, state: State | None = None) -> State:

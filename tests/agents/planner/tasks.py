@@ -11,7 +11,7 @@ from tests.search.problems import planted_problem, tiny_problem
 
 
 def start_of(problem: Problem, enough: float = 0.95) -> Start:
-    problem.engine.passes = 0.0
+    problem.engine.ledger.restore(0.0)
     return begin(problem.engine, Looker(problem.engine, problem.pairs), enough)
 
 

@@ -24,7 +24,7 @@ from mechrl.behaviours.base import VALIDATION_SEED, Behaviour
 from mechrl.engine import Engine
 from mechrl.models.base import Model
 
-LARGE = 2000  # edges: in larger circuits single edges do next to nothing, and a pass takes longer
+LARGE = 2000  # edges: in larger circuits single edges do next to nothing, and a pass costs the most
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,8 @@ def walk(
     rng = np.random.default_rng([draw, *behaviour.name.encode()])
     task = start(model, behaviour, settings.pairs, draw, enough=rng.uniform(0.88, 0.96))
     assert model.tokenizer is not None
-    fresh = Engine(
-        model, behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx)
-    )
-    fresh.passes = 0.0
+    others = behaviour.pairs(model.tokenizer, settings.fresh, VALIDATION_SEED, n_ctx=model.spec.n_ctx)
+    fresh = Engine(model, others, ledger=task.engine.ledger)
     mask, f = task.mask, task.f
     records: list[Record] = []
     while len(records) < settings.states and mask.sum() >= settings.smallest:
@@ -77,7 +75,7 @@ def walk(
         records.append(record)
         if mask.sum() > 0.97 * before.sum() and f < 0.9:
             break
-    return Walk(records, task.passes + fresh.passes, time.perf_counter() - began)
+    return Walk(records, task.passes, time.perf_counter() - began)
 
 
 def _visit(
@@ -182,11 +180,9 @@ def _edits(
     n, m, none = len(cost), len(gain), np.zeros(0, dtype=np.int64)
     cheap, promising = np.argsort(cost, kind="stable"), np.argsort(-gain, kind="stable")
     large = n > LARGE
-    few = settings.singles // 8 if large else settings.singles
-    singles = np.union1d(cheap[: few // 2], rng.permutation(n)[: few // 2])
-    additions = np.union1d(
-        promising[: settings.additions // 2], rng.permutation(m)[: settings.additions // 2]
-    )
+    few, adds = (0, 0) if large else (settings.singles // 2, settings.additions // 2)
+    singles = np.union1d(cheap[:few], rng.permutation(n)[:few])
+    additions = np.union1d(promising[:adds], rng.permutation(m)[:adds])
     edits: list[Edit] = [(none, none)]
     edits += [(np.array([e]), none) for e in singles]
     edits += [(none, np.array([e])) for e in additions]
@@ -201,8 +197,8 @@ def _edits(
         size = int(np.exp(rng.uniform(np.log(least), np.log(max(3, largest * n)))))
         return noisy(cheap, rng.choice([0.0, 0.02, 0.1, 0.3, 3.0], p=[0.3, 0.25, 0.2, 0.15, 0.1]))[:size]
 
-    edits += [(some_cuts(0.8), none) for _ in range(settings.sets)]
-    for _ in range(settings.mixed // (1 + large) if m else 0):
+    edits += [(some_cuts(0.8), none) for _ in range(settings.sets // (1 + large))]
+    for _ in range(settings.mixed // (1 + 4 * large) if m else 0):
         a = int(np.exp(rng.uniform(0, np.log(16))))
         edits.append((some_cuts(0.5), noisy(promising[: 8 * a], rng.choice([0.0, 0.3]))[:a]))
     return edits

@@ -9,12 +9,12 @@ import numpy as np
 from mechrl.agents.planner.features import First
 from mechrl.agents.planner.look import Looker, strength
 from mechrl.behaviours.base import Behaviour
+from mechrl.candidates import discovery_pairs
 from mechrl.engine import Engine
-from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models.base import Model
 
-SIZES = (500, 2000, 8000, 32000)  # of the first circuits that are tried, of the best edges
+SIZES = tuple(500 * 2**i for i in range(7))  # of the first circuits that are tried, of the best edges
 ROOM = 4  # times as many edges are candidates
 
 
@@ -37,7 +37,7 @@ class Start:
 
     @property
     def passes(self) -> float:
-        return self.engine.passes + self.looker.passes
+        return self.engine.passes
 
     def f_of(self, masks: np.ndarray) -> np.ndarray:
         """[C] float64 f of circuits [C, n] over the candidates."""
@@ -100,9 +100,6 @@ def begin(engine: Engine, looker: Looker, enough: float, least: int = 0) -> Star
 
 
 def _engines(model: Model, behaviour: Behaviour, pairs: int, seed: int) -> tuple[Engine, Looker]:
-    if model.tokenizer is None:
-        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
-    drawn = behaviour.pairs(model.tokenizer, pairs, seed, part="discovery", n_ctx=model.spec.n_ctx)
+    drawn = discovery_pairs(model, behaviour, pairs, seed)
     engine = Engine(model, drawn)
-    engine.passes = 0.0
     return engine, Looker(engine, drawn)

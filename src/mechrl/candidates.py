@@ -1,0 +1,104 @@
+"""Pairs → scores → K: the edges that a method chooses from, called the candidate set. All other edges are cut.
+
+The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric); the candidates are
+the K edges of highest |score|. `union` adds the K best by KL: on some models the best edges by the metric alone reach no useful f.
+
+    reach    K doubles until f of the candidates is at least this
+    spare    then the fewest candidates whose f is at most this much lower, without dead edges
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mechrl import attribution
+from mechrl.behaviours.base import Behaviour, Metric, Pairs
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+from mechrl.names import Prefilter
+
+_CLOSE = 1.05  # the bisection for `spare` ends when its ends are this factor apart
+
+
+def discovery_pairs(model: Model, behaviour: Behaviour, n: int, seed: int) -> Pairs:
+    """The pairs that a circuit is found on."""
+    if model.tokenizer is None:
+        raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
+    return behaviour.pairs(model.tokenizer, n, seed, part="discovery", n_ctx=model.spec.n_ctx)
+
+
+def metrics_of(metric: Metric, prefilter: Prefilter) -> list[Metric]:
+    """What the edges are scored by, for a behaviour with this metric. The first ranks all edges."""
+    if prefilter == "kl" or metric == "kl":
+        return ["kl"]
+    return [metric, "kl"] if prefilter == "union" else [metric]
+
+
+def scores_of(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
+    """[E] each: EAP-IG on inputs with five steps, by every metric."""
+    return [attribution.cached(engine, pairs, metric) for metric in metrics]
+
+
+def ranking(scores: np.ndarray) -> np.ndarray:
+    """Edges from the highest |score| to the lowest; equal ones in edge order."""
+    return np.argsort(-np.abs(scores), kind="stable")
+
+
+def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
+    """Ascending edges: the union of the k best by each score. (Two scores share most of theirs: the union is far below 2k.)"""
+    return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
+
+
+def candidates_of(
+    engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float = 0.0, reach: float = 0.0
+) -> np.ndarray:
+    """The candidate set, as `reach` and `spare` would have it."""
+    if not (spare or reach):
+        return candidate_set(scores, k)
+    widest = widen(engine, scores, k, reach or -np.inf)
+    if not spare:
+        return widest.edges
+    least = max(widest.f - spare, min(widest.f, reach)) if reach else widest.f - spare
+    return _fewest(engine, scores, widest, least)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """The `edges` that are among the `k` best by any score, and f of the circuit of all of them."""
+
+    edges: np.ndarray
+    k: int
+    f: float
+
+
+def widen(engine: Engine, scores: Sequence[np.ndarray], k: int, reach: float) -> Widened:
+    """Doubles k until f of the candidates is at least `reach`. Every f is charged."""
+    n_edges = engine.graph.n_edges
+    while True:
+        edges = candidate_set(scores, k)
+        f = _f(engine, edges)
+        if f >= reach or k >= n_edges:
+            return Widened(edges, k, f)
+        k = min(2 * k, n_edges)
+
+
+def _fewest(engine: Engine, scores: Sequence[np.ndarray], widest: Widened, least: float) -> np.ndarray:
+    """By bisection over k, the fewest candidates with f ≥ `least`, and of these the live ones."""
+    best, low, high = widest.edges, 1, min(widest.k, engine.graph.n_edges)
+    while high > _CLOSE * low + 1:
+        middle = round((low * high) ** 0.5)
+        fewer = candidate_set(scores, middle)
+        if _f(engine, fewer) >= least:
+            high, best = middle, fewer
+        else:
+            low = middle
+    alive = engine.graph.prune(np.ones(len(best), dtype=bool), best)
+    return best[alive] if alive.any() else best
+
+
+def _f(engine: Engine, edges: np.ndarray) -> float:
+    return float(engine.faithfulness(np.ones((1, len(edges)), dtype=bool), edges)[0])

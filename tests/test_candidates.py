@@ -1,0 +1,100 @@
+"""Candidate sets: the best by any score, as many as reach enough, or the fewest whose f can be spared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechrl import attribution
+from mechrl.behaviours import get_behaviour
+from mechrl.candidates import candidate_set, candidates_of, discovery_pairs, metrics_of, scores_of, widen
+from mechrl.engine import Engine
+from mechrl.models import load_model
+from tests.tiny import tiny, tiny_pairs
+
+ENGINE = Engine(tiny("gpt2"), tiny_pairs())
+N = ENGINE.graph.n_edges
+
+
+def f_of(candidates: np.ndarray) -> float:
+    return float(ENGINE.faithfulness(np.ones((1, len(candidates)), dtype=bool), candidates)[0])
+
+
+def alive(candidates: np.ndarray) -> np.ndarray:
+    kept = ENGINE.graph.prune(np.ones(len(candidates), dtype=bool), candidates)
+    return candidates[kept] if kept.any() else candidates
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 2), st.integers(2, N + 5), st.sampled_from([0.001, 0.02, 0.3, 0.9]), st.integers(0, 99))
+def test_f_is_never_more_than_that_much_lower(n_scores: int, k: int, spare: float, seed: int):
+    rng = np.random.default_rng(seed)
+    good = -ENGINE.gradient(np.ones((1, N))).gradient[0].numpy()
+    scores = [good * rng.lognormal(0, 0.5, N) for _ in range(n_scores)]
+    whole, before = candidate_set(scores, k), ENGINE.passes
+    found = candidates_of(ENGINE, scores, k, spare)
+    spent = round((ENGINE.passes - before) * 20 / ENGINE.n_pairs, 6)
+    assert f_of(found) >= f_of(whole) - spare - 1e-9 and set(found) <= set(whole)
+    assert any(np.array_equal(found, alive(candidate_set(scores, fewer))) for fewer in range(1, k + 1))
+    assert 1 <= spent <= 2 + np.log2(np.log(N) / np.log(1.05))  # bisection
+    assert np.array_equal(candidates_of(ENGINE, scores, k, 0.0), whole)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.02, 0.3]),
+    st.sampled_from([0.2, 0.6, 0.95]),
+    st.integers(0, 99),
+)
+def test_there_are_more_where_k_do_not_reach_enough(k: int, spare: float, reach: float, seed: int):
+    good = -ENGINE.gradient(np.ones((1, N))).gradient[0].numpy()
+    scores = [good * np.random.default_rng(seed).lognormal(0, 0.5, N)]
+    doubled = k  # as often as it takes
+    while doubled < N and f_of(candidate_set(scores, doubled)) < reach:
+        doubled *= 2
+    whole = candidate_set(scores, min(doubled, N))
+    found = candidates_of(ENGINE, scores, k, spare, reach)
+    assert set(found) <= set(whole) and (spare or np.array_equal(found, whole))
+    assert f_of(found) >= max(f_of(whole) - spare, min(reach, f_of(whole))) - 1e-9
+
+
+@given(st.integers(0, 1000), st.integers(0, 200))
+@settings(max_examples=40, deadline=None)
+def test_the_best_by_any_score(seed: int, k: int) -> None:
+    a, b = np.random.default_rng(seed).normal(size=(2, 60))
+    best = lambda scores: {e for e in range(60) if (np.abs(scores) > abs(scores[e])).sum() < k}  # noqa: E731
+    assert candidate_set([a, b], k).tolist() == sorted(best(a) | best(b))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.sampled_from([0.2, 0.6, 0.95, 2.0]), st.integers(0, 99))
+def test_widening_says_what_it_found_and_charges_every_set(k: int, reach: float, seed: int) -> None:
+    scores = [np.random.default_rng(seed).normal(size=N)]
+    before, found = ENGINE.passes, widen(ENGINE, scores, k, reach)
+    assert np.array_equal(found.edges, candidate_set(scores, found.k)) and found.f == f_of(found.edges)
+    assert found.f >= reach or found.k == N
+    measured = 1 + np.ceil(np.log2(found.k / k))
+    # one more for the assertion above
+    assert ENGINE.passes - before == pytest.approx((measured + 1) * ENGINE.price)
+
+
+def test_metrics_of_a_prefilter() -> None:
+    assert metrics_of("logit-difference", "metric") == ["logit-difference"]
+    assert metrics_of("logit-difference", "union") == ["logit-difference", "kl"]
+    assert metrics_of("logit-difference", "kl") == ["kl"]
+    assert {tuple(metrics_of("kl", by)) for by in ("metric", "union", "kl")} == {("kl",)}
+
+
+def test_scores_are_eap_ig_on_inputs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path))
+    model = load_model("toy")
+    pairs = discovery_pairs(model, get_behaviour("ioi"), 3, 5)
+    engine = Engine(model, pairs)
+    for metric, scores in zip(
+        ("kl", "logit-difference"), scores_of(engine, pairs, ["kl", "logit-difference"]), strict=True
+    ):
+        objective = attribution.loss(metric, pairs, engine)
+        assert np.array_equal(scores, attribution.eap_ig_inputs(engine, objective, 5, "from-corrupt"))
