@@ -29,7 +29,6 @@ import torch
 from mechrl.agents.planner.features import Seen, see
 from mechrl.agents.planner.network import Edges, Effect
 from mechrl.agents.planner.start import Start
-from mechrl.graph import Graph
 
 ADDITIONS = (0, 1, 2, 3, 5, 8, 13, 21)
 GRID = 28  # numbers of cuts that are thought about
@@ -51,7 +50,7 @@ MEASURED_GAINS = 4
 class Model(Protocol):
     """What the agent plans with: the network, or its untrained control."""
 
-    def edges(self, seen: Seen, graph: Graph) -> Edges: ...
+    def edges(self, seen: Seen) -> Edges: ...
 
     def effect(self, edges: Edges, cut: torch.Tensor, add: torch.Tensor) -> Effect: ...
 
@@ -166,7 +165,7 @@ class Planner:
         look = start.looker.look(mask, outside, episode.f)
         first = start.first.at(np.concatenate([look.alive, look.outside]))
         with torch.no_grad():
-            edges = self.model.edges(see(start.graph, look, first), start.graph)
+            edges = self.model.edges(see(start.graph, look, first))
         cost = (edges.cost_fresh if self.fresh else edges.cost).cpu().numpy().astype(np.float64)
         measured = episode.measured[np.concatenate([alive, outside])]
         known = np.isfinite(measured)
