@@ -2,16 +2,18 @@
 
     python benchmarks/yardsticks.py rank OUT [--model smollm2] [--behaviours …] [--draws 0,1,2] [--methods …]
     python benchmarks/yardsticks.py search OUT [the same]      circuits of f ≥ 0.9 on 20 discovery pairs
-    python benchmarks/yardsticks.py tables OUT                 OUT/tables.md from OUT/rows.jsonl; nothing is run
+    python benchmarks/yardsticks.py tables OUT                 prints them from OUT/rows.jsonl; nothing is run
 
 A row a cell in OUT/rows.jsonl; what is there is not run again. A model from a file is called what `--name` says. CMD and CPR are of 20
-fresh pairs; `--cpu-threads` is what every process is given.
+fresh pairs, or as many as `--fresh` says.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.evaluate.benchmark_metrics import FRACTIONS, benchmark_metrics
 from mechrl.evaluate.rankings import RANKINGS, ranking
+from mechrl.evaluate.spread import Spread
+from mechrl.evaluate.stability import FEWEST, chance_of, jaccard
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.run import Settings, search
@@ -38,7 +42,7 @@ OF_RANKINGS = tuple(name for name in RANKINGS if name != "eap-ig-activations")  
 SEARCHES = ("greedy", "edge-pruning", "acdc", "matryoshka-500", "matryoshka-5000", "blockwise", "planner")
 
 
-def of_ranking(model: Model, behaviour: Behaviour, draw: int, method: str, fresh: int) -> Row:
+def of_ranking(model: Model, behaviour: Behaviour, draw: int, method: str, given: argparse.Namespace) -> Row:
     engine, pairs = drawn(model, behaviour, draw)
     began = time.perf_counter()
     scores, passes = ranking(method, engine, pairs, behaviour.metric)  # type: ignore[arg-type]  # checked there
@@ -48,12 +52,11 @@ def of_ranking(model: Model, behaviour: Behaviour, draw: int, method: str, fresh
     for mask, fraction in zip(masks, FRACTIONS, strict=False):
         mask[order[: int(fraction * len(scores))]] = True
     f = engine.faithfulness(masks).tolist()
-    return {"passes": passes, "seconds": seconds, "f_of_best": f} | yardsticks(
-        model, behaviour, scores, fresh
-    )
+    known = {"passes": passes, "seconds": seconds, "f_of_best": f}
+    return known | yardsticks(model, behaviour, scores, given.fresh)
 
 
-def of_search(model: Model, behaviour: Behaviour, draw: int, method: str, fresh: int) -> Row:
+def of_search(model: Model, behaviour: Behaviour, draw: int, method: str, given: argparse.Namespace) -> Row:
     name, _, steps = method.partition("-5")
     if method == "planner":
         network = load_planner(shipped("toy" if model.name == "toy" else "smollm2"))
@@ -61,10 +64,11 @@ def of_search(model: Model, behaviour: Behaviour, draw: int, method: str, fresh:
         circuit = discover(model, behaviour, network, settings)
     else:
         more: dict[str, Any] = {"steps": int("5" + steps)} if steps else {}
-        circuit = search(model, behaviour, Settings(name, TAU, PAIRS, seed=draw, **more))  # type: ignore[arg-type]
+        circuit = search(model, behaviour, Settings(name, TAU, PAIRS, given.k, seed=draw, **more))  # type: ignore[arg-type]
     known = {key: getattr(circuit, key) for key in ("passes", "seconds", "faithfulness", "faithfulness_test")}
     kept = {"edges": circuit.size, "kept": np.flatnonzero(circuit.live).tolist()}
-    return known | kept | yardsticks(model, behaviour, circuit, fresh)
+    known["k"] = circuit.settings.get("k_used", given.k)
+    return known | kept | yardsticks(model, behaviour, circuit, given.fresh)
 
 
 def drawn(model: Model, behaviour: Behaviour, draw: int) -> tuple[Engine, Pairs]:
@@ -103,7 +107,7 @@ def run(given: argparse.Namespace) -> None:
                 done = read(path) if path.exists() else []
                 if cell in [{key: row[key] for key in cell} for row in done]:
                     continue
-                row = cell | about | measure(model, behaviour, draw, method, given.fresh)
+                row = cell | about | measure(model, behaviour, draw, method, given)
                 append(path, [row])
                 print(*cell.values(), f"{row['passes']:.0f} passes, {row['seconds']:.0f} s", flush=True)
 
@@ -112,7 +116,76 @@ def run(given: argparse.Namespace) -> None:
 
 
 def tables(rows: list[Row]) -> str:
-    return ""
+    parts = " | ".join(f"{fraction:.1%}" for fraction in FRACTIONS[:FIRST])
+    text = ["# The field's yardsticks", "", "Printed by `python benchmarks/yardsticks.py tables`.", ""]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == model]
+        ranked, found = (grouped(mine, kind) for kind in ("ranking", "search"))
+        if ranked:
+            text += [
+                f"## Rankings of all edges: {model}",
+                "",
+                "f is that of the best edges by |score|, so many of all edges, on the discovery pairs they were ranked on. "
+                "CMD: 0 is best. CPR rewards circuits that overshoot the model: it is no order of merit.",
+                "",
+                f"| behaviour | ranking | CMD | CPR | passes | draws | f: {parts} |",
+                "| --- " * (6 + FIRST) + "|",
+                *(_of_rankings(*key, group) for key, group in ranked.items()),
+                "",
+            ]
+        if found:
+            text += [
+                f"## Circuits of f ≥ {TAU} on {PAIRS} discovery pairs: {model}",
+                "",
+                "Stability is the mean Jaccard overlap of the draws' circuits; by chance: of as many edges of the whole graph.",
+                "",
+                "| behaviour | method | edges | f, discovery | f, fresh | stability (by chance) | CMD | CPR | passes | draws |",
+                "| --- " * 10 + "|",
+                *(_of_searches(*key, group) for key, group in found.items()),
+                "",
+            ]
+    return "\n".join(text)
+
+
+def grouped(rows: list[Row], kind: str) -> dict[tuple[str, str], list[Row]]:
+    """By behaviour and method, each in the order of their names."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in sorted(
+        rows, key=lambda row: (row["behaviour"], (*RANKINGS, *SEARCHES).index(row["method"]), row["draw"])
+    ):
+        if row["kind"] == kind:
+            groups[row["behaviour"], row["method"]].append(row)
+    return groups
+
+
+def spread(rows: list[Row], key: str, digits: int) -> str:
+    values = [row[key] for row in rows if key in row]
+    return Spread.of(values).text(digits) if values else "–"
+
+
+def _of_rankings(behaviour: str, method: str, rows: list[Row]) -> str:
+    f = [Spread.of(row["f_of_best"][i] for row in rows).text(2) for i in range(FIRST)]
+    about = [spread(rows, "cmd", 3), spread(rows, "cpr", 2), spread(rows, "passes", 0), str(len(rows))]
+    return "| " + " | ".join([behaviour, method, *about, *f]) + " |"
+
+
+def _of_searches(behaviour: str, method: str, rows: list[Row]) -> str:
+    again = alike(rows)
+    numbers = [("edges", 0), ("faithfulness", 3), ("faithfulness_test", 3)]
+    quality = [spread(rows, key, digits) for key, digits in numbers]
+    rest = [spread(rows, "cmd", 3), spread(rows, "cpr", 2), spread(rows, "passes", 0), str(len(rows))]
+    return "| " + " | ".join([behaviour, method, *quality, again, *rest]) + " |"
+
+
+def alike(rows: list[Row]) -> str:
+    """Of the draws' circuits."""
+    if len(rows) < FEWEST:
+        return "–"
+    n = rows[0]["graph"]
+    masks = [np.isin(np.arange(n), row["kept"]) for row in rows]
+    found = Spread.of(jaccard(a, b) for a, b in combinations(masks, 2))
+    chance = Spread.of(chance_of(int(a.sum()), int(b.sum()), n) for a, b in combinations(masks, 2))
+    return f"{found.text(2)} ({chance.mean:.3f})"
 
 
 def main() -> None:
@@ -125,11 +198,14 @@ def main() -> None:
     parser.add_argument("--draws", default="0,1,2")
     parser.add_argument("--methods")
     parser.add_argument(
+        "--k", type=int, default=3000, help="candidates of a search by each score, to begin with"
+    )
+    parser.add_argument(
         "--fresh", type=int, default=20, help="pairs that CMD and CPR are measured on; 0: leave them out"
     )
     given = parser.parse_args()
     if given.what == "tables":
-        (given.out / "tables.md").write_text(tables(read(given.out / "rows.jsonl")))
+        print(tables(read(given.out / "rows.jsonl")), end="")
     else:
         run(given)
 

@@ -71,7 +71,7 @@ def discover(
 ) -> Circuit:
     """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
 
-    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `blockwise`.
+    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
     planner, policy: the folder of one; by default the one that comes with MechRL.
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mechrl.errors import MechRLError
@@ -14,6 +15,7 @@ from mechrl.evaluate.run import Gated
 from mechrl.evaluate.tables import comparison_tables
 from mechrl.evaluate.work import Cell, Place
 from mechrl.search.run import Settings
+from tests.test_circuit import circuit
 
 MODEL = {"model": "toy", "checksum": "0"}
 AGENT = Agent("1", 300, "metric", {})
@@ -111,6 +113,28 @@ def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
     assert table.texts()[0][:3] == ["ioi", "EAP-IG greedy", "4 ± 1"] and "no <memory>" in table.texts()[0][-1]
     (empty,) = rows([cell("acdc")], place)
     assert empty.edges is None and empty.status == "1 of 1 not done yet"
+
+
+def test_stability_is_that_of_the_circuits_that_are_done(tmp_path: Path) -> None:
+    place = Place(tmp_path, lambda hands, cell: {}, lambda place: None)
+    cells = [cell("greedy", seed=s) for s in range(3)]
+    numbers = {"edges": 5, "f": 0.9, "f_test": 0.8, "passes": 10.0, "seconds": 1.0}
+    done = numbers | {"edges_pruned": 3, "reached": True}
+    whole = replace(circuit(), settings={}, mask=np.ones(circuit().graph.n_edges, dtype=bool))
+    empty = replace(whole, mask=~whole.mask)
+    for one, found in zip(cells[:2], (whole, empty), strict=True):
+        place.write(one, "done", result=done)
+        compare.circuit_path(place, one).parent.mkdir(exist_ok=True)
+        found.save(compare.circuit_path(place, one))
+    (row,) = rows(cells, place, stability=True)
+    assert row.stability is not None and (row.stability.circuits, row.stability.jaccard.mean) == (2, 0)
+    assert rows(cells, place)[0].stability is None
+    with_it, without = (
+        comparison_tables([r], Budget(), "mechrl compare", Gated(MODEL, {}, ["ioi"], {}, {}))[0]
+        for r in (row, replace(row, stability=None))
+    )
+    assert len(with_it.texts()[0]) == len(with_it.headings) == len(without.headings) + 2
+    assert "0.00" in with_it.texts()[0]
 
 
 @pytest.mark.parametrize("text", ["", "a", "0,-1", "1.5"])

@@ -173,11 +173,13 @@ def test_the_discovery_pairs_are_those_of_the_search() -> None:
 def test_the_command(tmp_path: Path, capsys) -> None:
     circuit = search(load_model("toy"), get_behaviour("greater-than"), Settings("greedy", pairs=6))
     circuit.save(tmp_path / "circuit.json")
-    validate_command(tmp_path / "circuit.json", as_json=True, device="cpu")
+    validate_command(tmp_path / "circuit.json", bootstraps=2, as_json=True, device="cpu")
     printed = json.loads(capsys.readouterr().out)
     assert printed["faithfulness"] == pytest.approx(circuit.faithfulness, abs=1e-5)
     assert [v["behaviour"] for v in printed["variants"]] == [f"greater-than-{i}" for i in (2, 3, 4)]
     assert len(printed["specificity"]) == 4 and all(c["f"]["n"] == 20 for c in printed["specificity"])
+    again = printed["stability"]
+    assert again["circuits"] == 2 and 0 < again["chance"] < again["jaccard"]["mean"] <= 1
     validate_command(tmp_path / "circuit.json", device="cpu")
     text = capsys.readouterr()
     assert "necessity" in text.out and "published for gpt2 only" in text.out and "specificity" in text.err

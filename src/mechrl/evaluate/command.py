@@ -27,6 +27,14 @@ def validate_command(
             min=20, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Random circuits of each kind."
         ),
     ] = 20,
+    bootstraps: Annotated[
+        int,
+        typer.Option(
+            max=MOST_AT_ONCE,
+            rich_help_panel=options.BUDGET,
+            help="Run the method again on so many bootstraps of its pairs: how alike are the circuits? Each costs what the circuit did.",
+        ),
+    ] = 0,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
@@ -37,10 +45,14 @@ def validate_command(
 
     - `mechrl validate runs/search/circuit.json`
     - `mechrl validate circuit.json --random 100 --json`
+    - `mechrl validate circuit.json --bootstraps 5`
     - `mechrl validate circuit.json --behaviour mine.jsonl`
     """
+    from dataclasses import replace
+
     from mechrl.circuit import Circuit
     from mechrl.evaluate.setting import Setting
+    from mechrl.evaluate.stability import bootstrapped
     from mechrl.evaluate.verdict import validate_and_judge
     from mechrl.models import load_model
 
@@ -55,7 +67,9 @@ def validate_command(
         )
     found.check_model(loaded)
     with Live("validate", quiet=0, every=0) as live:  # a line for each of the checks
+        again = bootstrapped(found, loaded, chosen, bootstraps, seed, live.show) if bootstraps else None
         result = validate_and_judge(found, Setting.of(loaded, chosen, found), random, seed, report=live.show)
+        result = replace(result, stability=again)
     if as_json:
         answer_json(result.to_json())
     else:
@@ -159,7 +173,7 @@ def compare_command(
             for method in chosen
         ]
         finished = shop.run(cells)
-    tables = comparison_tables(compare.rows(cells, shop.place), budget, shop.command, known)
+    tables = comparison_tables(compare.rows(cells, shop.place, stability=True), budget, shop.command, known)
     unsaved = not_saved(lambda: shop.write_tables(tables))
     if as_json:
         answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})

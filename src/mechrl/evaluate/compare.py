@@ -12,14 +12,18 @@ policy the smallest circuit with f ≥ τ_i = c_i − δ, the target that it was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.evaluate.spread import Spread
 from mechrl.evaluate.work import Cell, Place
 from mechrl.ranges import check_seed
+
+if TYPE_CHECKING:
+    from mechrl.evaluate.stability import Stability
 
 Target = Literal["discovery", "test", "paper"]
 # Settings of the searches, by the names that tables have for them
@@ -30,6 +34,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "greedy-kl": {"method": "greedy", "prefilter": "kl"},
     "acdc": {"method": "acdc", "prefilter": "union"},
     "edge-pruning": {"method": "edge-pruning", "prefilter": "union"},
+    "matryoshka": {"method": "matryoshka", "prefilter": "union"},
     "blockwise": {"method": "blockwise", "prefilter": "union"},
 }
 POLICIES = ("policy", "policy-greedy", "policy-adapted", "policy-from-scratch")
@@ -192,6 +197,7 @@ class Row:
     f_test: Spread | None
     passes: Spread | None
     seconds: Spread | None
+    stability: Stability | None = None  # over the seeds, which draw the pairs
 
     @property
     def status(self) -> str:
@@ -204,14 +210,30 @@ class Row:
         return "; ".join(parts)
 
 
-def rows(cells: Iterable[Cell], place: Place) -> list[Row]:
-    """One row per behaviour, method and target, in the order in which they first appear."""
+def rows(cells: Iterable[Cell], place: Place, stability: bool = False) -> list[Row]:
+    """One row per behaviour, method and target, in the order in which they first appear. `stability` reads every circuit."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         a = cell.arguments
         if cell.kind == "circuit":
             groups.setdefault((a["behaviour"], a["method"], a["target"]), []).append(cell)
-    return [_row(*key, [place.record(cell) for cell in group]) for key, group in groups.items()]
+    found = []
+    for key, group in groups.items():
+        row = _row(*key, [place.record(cell) for cell in group])
+        found.append(replace(row, stability=_overlap(group, place)) if stability else row)
+    return found
+
+
+def _overlap(cells: list[Cell], place: Place) -> Stability | None:
+    """Of the circuits that are done."""
+    from mechrl.evaluate.stability import overlap
+
+    paths = [circuit_path(place, cell) for cell in cells if place.done(cell)]
+    return overlap([Circuit.load(path) for path in paths if path.exists()])
+
+
+def circuit_path(place: Place, cell: Cell) -> Path:
+    return place.folder / "circuits" / f"{cell.name}.json.gz"
 
 
 def _row(behaviour: str, method: str, target: str, records: list[dict[str, Any] | None]) -> Row:

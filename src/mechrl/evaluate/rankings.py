@@ -27,9 +27,9 @@ def ranking(name: Ranking, engine: Engine, pairs: Pairs, metric: Metric) -> tupl
     one_of("ranking", name, RANKINGS)
     before = engine.passes
     if name == "first-look":
-        looker = Looker(engine, pairs)
-        look = looker.look(np.ones(engine.graph.n_edges, dtype=bool), np.zeros(0, dtype=np.int64), 1.0)
-        scores = look.gains[: len(ALPHAS) - 1].mean((0, 1), dtype=np.float64)
-        return scores, engine.passes - before
-    scores = attribute(engine, pairs, "kl" if name == "mask-gradients" else metric, name)
+        looker, everything = Looker(engine, pairs), np.ones(engine.graph.n_edges, dtype=bool)
+        gains = looker.look(everything, np.zeros(0, dtype=np.int64), 1.0).gains
+        scores = gains[: len(ALPHAS) - 1].mean((0, 1), dtype=np.float64)
+    else:
+        scores = attribute(engine, pairs, "kl" if name == "mask-gradients" else metric, name)
     return scores, engine.passes - before

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mechrl.evaluate.compare import Budget, Row
 from mechrl.evaluate.run import Gated
-from mechrl.evaluate.spread import Spread
 from mechrl.report.tables import Column, Table, Value
 
 NAMES = {
@@ -16,6 +15,7 @@ NAMES = {
     "greedy-kl": "EAP-IG greedy (KL)",
     "acdc": "ACDC",
     "edge-pruning": "Edge Pruning",
+    "matryoshka": "Matryoshka attribution",
     "blockwise": "Blockwise search",
     "policy": "Policy",
     "policy-greedy": "Policy, one greedy rollout",
@@ -47,13 +47,15 @@ def comparison_table(
         "paper": "The most faithful of the episodes' last circuits, whatever its size",
     }[target]
     seeds = max((row.seeds for row in rows), default=0)
-    columns = (
+    overlaps = any(row.stability is not None for row in rows)
+    columns: tuple[Column, ...] = (
         Column("behaviour", text=True),
         Column("method", text=True),
         Column("edges", 0),
         Column("before pruning", 0),
         Column("f discovery"),
         Column("f test"),
+        *((Column("stability", 2), Column("by chance", 2)) if overlaps else ()),
         Column("passes", 0),
         Column("seconds", 1),
         Column("seeds", 0),
@@ -61,20 +63,22 @@ def comparison_table(
     )
     values: list[tuple[Value, ...]] = []
     for row in rows:
-        numbers: tuple[Spread | None, ...] = (
-            row.edges_pruned,
-            row.edges,
-            row.f,
-            row.f_test,
-            row.passes,
-            row.seconds,
-        )
-        values.append((row.behaviour, NAMES[row.method], *numbers, row.done, row.status))
+        sizes: tuple[Value, ...] = (row.edges_pruned, row.edges, row.f, row.f_test)
+        again = row.stability
+        alike: tuple[Value, ...] = (None, None) if again is None else (again.jaccard, again.chance)
+        cost: tuple[Value, ...] = (row.passes, row.seconds, row.done, row.status)
+        values.append((row.behaviour, NAMES[row.method], *sizes, *(alike if overlaps else ()), *cost))
     return Table(
         name=f"comparison-{target}",
         title=_TITLES[target],
         caption=f"{where}; mean ± sd over {seeds} seed{'s' if seeds != 1 else ''}. Edges are those left after pruning. "
-        "A pass is one forward of one circuit on 20 pairs; a backward counts two. Seconds are wall time, on a device that "
+        "A pass is one forward of one circuit on 20 pairs; a backward counts two. "
+        + (
+            "Stability is the mean Jaccard overlap of the seeds' circuits, each found on other pairs. "
+            if overlaps
+            else ""
+        )
+        + "Seconds are wall time, on a device that "
         "the worker processes share.",
         columns=columns,
         rows=tuple(values),

@@ -32,6 +32,7 @@ from mechrl.models.base import Model
 from mechrl.search.run import fresh
 
 if TYPE_CHECKING:
+    from mechrl.evaluate.stability import Stability
     from mechrl.evaluate.verdict import Verdict
 
 N_RANDOM = 20
@@ -94,6 +95,7 @@ class Validity:
     variants: tuple[Elsewhere, ...]
     seconds: float
     verdict: Verdict | None = None  # see evaluate/verdict.py
+    stability: Stability | None = None  # see evaluate/stability.py
 
     def to_json(self) -> dict[str, Any]:
         known = asdict(replace(self, verdict=None))
@@ -148,6 +150,9 @@ class Validity:
         for e in self.variants:
             f = "–" if e.f is None else f"{e.f:.3f}"
             rows.append(["", f"f on fresh pairs of {e.behaviour}{e.reason and f' ({e.reason})'}", f])
+        if (s := self.stability) is not None:
+            what = f"mean Jaccard of the circuits of {s.circuits} bootstraps of the discovery pairs"
+            rows.append(["stability", f"{what}; {s.chance:.2f} by chance", s.jaccard.text(2)])
         return rows
 
     def __str__(self) -> str:

@@ -91,9 +91,8 @@ def rotary(config: Any) -> tuple[Tensor, float]:
         raise MechRLError(f"rotary positions of the kind {rope['rope_type']!r} are not supported")
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     try:
-        whole = LlamaConfig(
-            **{name: getattr(config, name, None) for name in names}, rope_parameters=dict(rope)
-        )
+        known: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+        whole = LlamaConfig(**known, rope_parameters=dict(rope))
         embedding = LlamaRotaryEmbedding(whole)
     except Exception as exc:  # there is nothing that a bad value in it cannot raise
         raise ValueError(f"rotary positions: {exc}") from exc
