@@ -56,7 +56,7 @@ DEVELOPED = (
 )
 DRAWS = (0, 1, 2)
 FOLDS = 3
-METHODS = ("planner", "absolute", "integrated", "blockwise")
+METHODS = ("planner", "absolute", "path", "blockwise")
 
 
 def folds(families: Sequence[str]) -> list[list[str]]:
@@ -134,7 +134,7 @@ def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
     behaviour = get_behaviour(cell["behaviour"])
     if cell["method"] == "blockwise":
         return search(model, behaviour, Settings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"]))
-    untrained = cell["method"] in ("absolute", "integrated")
+    untrained = cell["method"] in ("absolute", "path")
     by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.family))[0]
     return discover(
         model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"])

@@ -19,6 +19,7 @@ HOLDERS = {
     "train": ["train", "--behaviours", "ioi", *SMALL, "--iterations", "100000", "--out", "out"],
     "search": ["search", "acdc", "ioi", *LONG, "--out", "out"],
 }
+HOLDER_S = ("state.safetensors", "checkpoint.safetensors", "model.safetensors", "config.json")
 COMMANDS = {
     "train": ["train", "--behaviours", "ioi", *SMALL, "--iterations", "1", "--out", "out"],
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
@@ -57,7 +58,7 @@ def start(command: list[str], sign: str) -> subprocess.Popen:
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.CaptureFixture[str]) -> None:
     process = start(HOLDERS[holder], f"{'iteration' if holder == 'train' else 'passes'}")
-    before = sorted(Path("out").iterdir())
+    before = {path.name for path in Path("out").iterdir()}
     try:
         for command in COMMANDS.values():
             assert cli.run(command) == 1
@@ -68,7 +69,8 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
                 and f"{holder} " in said
                 and "choose another folder" in said
             )
-        assert sorted(Path("out").iterdir()) == before
+        new = {path.name for path in Path("out").iterdir()} - before
+        assert all(name.endswith(".tmp") or name in HOLDER_S for name in new)  # the holder goes on meanwhile
     finally:
         process.kill()
         process.communicate()

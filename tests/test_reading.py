@@ -113,14 +113,17 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     began, memory = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert cli.run(command) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("mechrl: "), said.err
+    lines = [
+        line for line in said.err.splitlines() if not line.endswith(" …")
+    ]  # what takes a second is named
+    assert said.out == "" and len(lines) == 1 and lines[0].startswith("mechrl: "), said.err
     assert "a bug" not in said.err
     assert time.thread_time() - began < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 400 * 2**10  # kilobytes
     return said.err
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reader", READ)
 def test_files_that_never_end(reader: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:

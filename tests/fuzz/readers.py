@@ -22,6 +22,7 @@ from mechrl import attribution
 from mechrl.behaviours import PARTS, load_behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
+from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
 from mechrl.evaluate.compare import rows
 from mechrl.evaluate.work import Cell, Place
@@ -172,7 +173,7 @@ def make_journal(folder: Path) -> None:
 
 
 def read_journal(folder: Path) -> None:
-    charged = SimpleNamespace(passes=0.0)  # all that it wants of an engine
+    charged = SimpleNamespace(passes=0.0, ledger=Ledger())  # all that it wants of an engine
     if Journal(folder, charged).next({"candidates": np.arange(5)}) is None:
         raise MechRLError("done again")
 

@@ -80,7 +80,7 @@ def main(seconds: float) -> int:
                     raise KeyboardInterrupt
                 _hundred(reader, seed, total[reader.name], printed)
     minutes, processor = (time.monotonic() - began) / 60, time.process_time() / 60
-    print(f"{minutes:.0f} minutes, {processor:.0f} of them of a core, {seed - 1} rounds\n")
+    print(f"{minutes:.0f} minutes, {processor:.1f} of them of a core\n")
     print(
         "| reader | variants | refused | read | neither | slowest, ms |\n| --- | --- | --- | --- | --- | --- |"
     )

@@ -89,7 +89,7 @@ class Place:
         """What is known of a cell; None if nothing, or if the file is damaged."""
         try:
             known = read_json(self.path(cell))
-            if known["format"] != FORMAT or known.get("sha256", _checksum(known)) != _checksum(known):
+            if known["format"] != FORMAT or known.get("sha256", checksum(known)) != checksum(known):
                 return None
             right = {"done": ("result", dict), "failed": ("reason", str)}[known["status"]]
             return known if isinstance(known[right[0]], right[1]) else None
@@ -103,11 +103,11 @@ class Place:
     def write(self, cell: Cell, status: str, **what: Any) -> None:
         known = {"format": FORMAT, "kind": cell.kind, "arguments": cell.arguments, "status": status}
         content = known | what | {"version": mechrl.__version__, "context": self.context}
-        seal = {"sha256": _checksum(json.loads(json.dumps(content)))}  # as it will be read
+        seal = {"sha256": checksum(json.loads(json.dumps(content)))}  # as it will be read
         write_atomically(self.path(cell), (json.dumps(content | seal, indent=1) + "\n").encode())
 
 
-def _checksum(known: dict[str, Any]) -> str:
+def checksum(known: dict[str, Any]) -> str:
     """Of what a cell came to. A number that has changed on the disk is one that nobody computed."""
     what = {
         key: value

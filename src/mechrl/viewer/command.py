@@ -141,12 +141,13 @@ def _document(
     from mechrl.viewer.page import page
 
     circuits = [Circuit.load(path) for path in paths]
+    notes = [read_notes(path, circuit) for path, circuit in zip(paths, circuits, strict=True)]
     behaviours = _behaviours(circuits, behaviour)
     models: list[Model | str] = (
         ["--no-model was given"] * len(circuits) if no_model else _models(circuits, model, device)
     )
     shown = []
-    for path, circuit, chosen, runs in zip(paths, circuits, behaviours, models, strict=True):
+    for path, circuit, told, chosen, runs in zip(paths, circuits, notes, behaviours, models, strict=True):
         why = next((problem for problem in (chosen, runs) if isinstance(problem, str)), "")
         data = None
         if not isinstance(chosen, str) and not isinstance(runs, str):
@@ -161,7 +162,7 @@ def _document(
             why += ": no f along the removal order, no answers, no attention patterns"
             say(f"{path}: {why}")
             data = circuit_data(circuit, None, None if isinstance(chosen, str) else chosen, why)
-        shown.append(data | {"file": path.name, "notes_of_reader": read_notes(path, circuit)})
+        shown.append(data | {"file": path.name, "notes_of_reader": told})
     return page(shown)
 
 

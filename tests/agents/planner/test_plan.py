@@ -29,7 +29,7 @@ def test_planted_circuits_are_found(plant, architecture: str, model: str) -> Non
     } == edges and episode.f > 0.99
 
 
-@pytest.mark.parametrize("model", ["toy", "integrated"])
+@pytest.mark.parametrize("model", ["toy", "path"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama-gqa"])
 def test_every_circuit_on_the_way_is_faithful_pruned_and_smaller_than_the_last(kind: str, model: str) -> None:
     start = tiny_start(kind)

@@ -44,7 +44,7 @@ def _row(model: EditModel, record: Record) -> dict[str, Any] | None:
             ("learned", cost),
             ("gradient", gains[-1].mean(0)),
             ("|gradient|", np.abs(gains[-1].mean(0))),
-            ("integrated", gains[:-1].mean((0, 1))),
+            ("path", gains[:-1].mean((0, 1))),
         ):
             row[f"cost {name}"] = spearman(guess[e], true)
         fresh = np.isfinite(lost_fresh[cuts])
@@ -64,7 +64,7 @@ def _row(model: EditModel, record: Record) -> dict[str, Any] | None:
     row |= {"within 2 sigma": float((np.abs(z) < 2).mean()), "sigma": float(sigma[sets].mean())}
     first_order = record.cut @ gains[-1, :, :n].mean(0) - record.add @ gains[-1, :, n:].mean(0)
     along = record.cut @ gains[:-1, :, :n].mean((0, 1)) - record.add @ gains[-1, :, n:].mean(0)
-    for name, guess in (("gradient", first_order), ("integrated", along)):
+    for name, guess in (("gradient", first_order), ("path", along)):
         row[f"sets {name}"] = pearson(np.arcsinh(guess / 0.01)[sets], true[sets])
     known = np.isfinite(true_gap)
     gap, sigma_gap = effect.gap.cpu().numpy()[known], effect.log_sigma_gap.exp().cpu().numpy()[known]

@@ -28,8 +28,9 @@ class First:
     rms: np.ndarray  # [n] their spread over groups of pairs
 
     @classmethod
-    def of(cls, look: Look) -> First:
-        mean, rms = mean_and_rms(look.gains[:-1].mean(0))
+    def of(cls, gains: np.ndarray) -> First:
+        """gains: [A, Q, E], see `Looker.first`"""
+        mean, rms = mean_and_rms(gains.mean(0))
         return cls(mean, rms)
 
     def at(self, edges: np.ndarray) -> First:
@@ -61,8 +62,7 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
     )
     gains[-1, :, n:] = look.outside_gains
     mean, rms = mean_and_rms(gains)  # [A, n + m]
-    worth = strength(look.gains)
-    integrated = gains[:-1].mean((0, 1))
+    worth = strength(look.gains[:-1])
 
     in_degree = np.bincount(graph.edge_receiver[alive], minlength=graph.n_receivers)
     out_degree = np.bincount(graph.edge_source[alive], minlength=graph.n_sources)
@@ -79,8 +79,7 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
     columns = [
         *(squash(n * mean)),
         *(squash(n * rms)),
-        squash(n * integrated),
-        *(mean[1:] / (rms[1:] + small)),  # +1 or −1 where all groups agree
+        *(mean / (rms + small)),  # +1 or −1 where all groups agree
         rank(mean[-1], mean[-1, :n]),
         rank(np.abs(mean[-1]), np.abs(mean[-1, :n])),
         np.where(inside, rank(of_edge, worth), 0.0),

@@ -1,6 +1,6 @@
 """A look at a circuit: gradients of f with respect to its mask, by groups of the discovery pairs.
 
-At a circuit M with n edges, for α in `ALPHAS` and every group q of the pairs,
+At a circuit M, for α in `ALPHAS` and every group q of the pairs,
 
     g[α, q, e] = −∂(KL_q / KL_cut)/∂M_e   at αM,
 
@@ -20,7 +20,14 @@ from mechrl.behaviours.base import Pairs
 from mechrl.engine import Engine
 from mechrl.engine.many import ManyEngines
 
-ALPHAS = (0.21, 0.79, 1.0)  # the first two are the Gauss points of the path from the empty circuit to M
+FIRST_ALPHAS = (
+    0.21,
+    0.79,
+)  # Gauss points of the path from the empty circuit to the whole graph, where KL is at its minimum
+ALPHAS = (
+    0.79,
+    1.0,
+)  # at other circuits: the path again, where the second point says as much as both, and the circuit itself
 GROUPS = 4
 
 
@@ -52,6 +59,11 @@ class Looker:
     def choose(self, candidates: np.ndarray) -> None:
         self.candidates = candidates
         self._many = ManyEngines(self.by_group, [candidates] * len(self.by_group)) if self.by_group else None
+
+    def first(self) -> np.ndarray:
+        """[A, GROUPS, E] g on the way to the whole graph, `FIRST_ALPHAS`."""
+        edges = np.arange(self.engine.graph.n_edges)
+        return self._gradients(edges, np.array(FIRST_ALPHAS)[:, None].repeat(len(edges), axis=1))
 
     def look(self, mask: np.ndarray, outside: np.ndarray, f: float) -> Look:
         """Gradients at the circuit `mask` [n], and at α = 1 also for `outside`, places among the candidates.
@@ -92,10 +104,10 @@ def mean_and_rms(gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def strength(gains: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """[n] what edges are worth by their integrated gradients [A, Q, n]: the order to go by without a network.
+    """[n] what edges are worth by gradients along the path to the circuit [A, Q, n]: the order to go by without a network.
 
     An edge whose gradients cancel over the groups of pairs still matters to each, so their spread counts beside their mean. An edge
     that works against the behaviour holds others in check: it counts 0.3 times.
     """
-    mean, rms = mean_and_rms(np.asarray(gains)[: len(ALPHAS) - 1].mean(0))
+    mean, rms = mean_and_rms(np.asarray(gains).mean(0))
     return mean.clip(min=0) - 0.3 * mean.clip(max=0) + 0.5 * rms

@@ -3,14 +3,16 @@
 A circuit M of n edges has f ≥ the aim. A look and the network give every edge a cost, every edge outside a gain, and every edit (cuts,
 additions) a prediction T(Δ) ~ Normal(μ, σ). Planned are edits that add the a best edges and cut the r cheapest. Their worth is
 
-    J = log(n / n') − Δ / (κ · slack),      slack = f − aim
+    J = log(n / n') − Δ / (1 − τ)
 
-for what is left of f buys later cuts: it is spent where it buys most. A few edits are tried, one pass each: the one of highest expected J
-and, since the network may be wrong, bolder and safer ones. The best that reaches the aim is taken, and the agent looks again.
+for what is left of f buys later cuts, and in the end all of 1 − τ buys a circuit about e times smaller: an edge goes where it costs less
+than that, and stays where it costs more. A few edits are tried, one pass each: the one of highest expected J and, since the network may
+be wrong, bolder and safer ones. The best that reaches the aim is taken, and the agent looks again.
 
 Every trial teaches: `bias` is how far trials fell short of what was predicted, in units of σ, and shifts what is expected next. Where all
-trials fail, bolder edits are off the table, down to single edges. When these fail as well, the costs of the cheapest edges and the gains
-of the best are measured one by one, and the last edits go by those. The episode ends when nothing is left to believe in.
+trials fail, bolder edits are off the table, down to single edges. When plans promise little, or fail, the costs of the cheapest edges and
+the gains of the best are measured one by one, and the next edits go by those. What was measured is remembered as long as the circuit is
+much the same, and takes the place of what the network says. The episode ends when nothing is left to believe in.
 
 On fresh pairs the aim is τ plus the network's predicted gap between f on the discovery pairs and f on others (session.py).
 """
@@ -18,7 +20,7 @@ On fresh pairs the aim is τ plus the network's predicted gap between f on the d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,13 +35,15 @@ ADDITIONS = (0, 1, 2, 3, 5, 8, 13, 21)
 GRID = 28  # numbers of cuts that are thought about
 TRIALS = 4  # at once
 OUTSIDE = 1000  # edges that may be added
-KAPPA = 0.7  # all of the slack is worth a circuit smaller by the factor exp(1 / κ)
-LEAST_SLACK = 0.002
+BOLDEST = 0.8  # of the circuit goes at most at once
 LAST = 0.05  # of log n: when planned edits promise less, what is left of f is spent
 BOLDER = (1.5, 2.2)  # times as many edges
-BIAS = (-1.0, 2.0)  # its range, in σ
+BIAS = (-1.0, 6.0)  # its range, in σ
 ROOM = 0.02  # of f above the aim; with more a round is never the last, however little it has won
-PASSES_PER_EDGE = 20  # what a round may cost for every edge that goes
+SMALL = 150  # edges: when plans fail in so small a circuit, measuring comes next
+SAME = 0.7  # a circuit of this part of the edges is much the same
+MOST_TRADES = 8
+PASSES_PER_EDGE = 12  # what a round may cost for every edge that goes
 MEASURED = 10  # cuts, when plans have failed
 MEASURED_GAINS = 4
 
@@ -60,6 +64,10 @@ class Episode:
     f: float
     gap: float = 0.0  # predicted f − f on fresh pairs
     bias: float = 0.0
+    measured: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # [n] f with an edge − f without it, NaN if unknown
+    measured_at: int = 0  # edges of the circuit at which measuring began
     path: list[np.ndarray] = field(default_factory=list)  # circuits it has come through
     rounds: int = 0
     done: bool = False
@@ -110,6 +118,12 @@ class Planner:
     def begin(self) -> Episode:
         return Episode(self.start.mask, self.start.f)
 
+    def _forget(self, episode: Episode) -> None:
+        """What was measured says little about a circuit that has become another."""
+        n = int(episode.mask.sum())
+        if not len(episode.measured) or n < SAME * episode.measured_at:
+            episode.measured, episode.measured_at = np.full(len(episode.mask), np.nan), n
+
     def run(self, episode: Episode, checkpoint: Callable[[Episode], None] = lambda episode: None) -> Episode:
         while not episode.done:
             self.step(episode)
@@ -130,9 +144,13 @@ class Planner:
         while not found and reach * n >= 1:
             edits = self._plan(episode, thought, reach)
             found = edits is not None and self._try(episode, thought, edits)
+            if not found and n <= SMALL:
+                break
             smallest = n / 3 if edits is None else (n - edits.size.max()) / 2
             reach = min(reach / 3, smallest / n)
-        if not found and not self._by_measuring(episode, thought):
+        if not found:
+            found = self._by_measuring(episode, thought)
+        if not found:
             episode.done, episode.note = True, f"{n} edges; no edit makes it smaller"
             return
         won, spent = n - int(episode.mask.sum()), self.start.passes - passes
@@ -142,6 +160,7 @@ class Planner:
     # ---- planning ---------------------------------------------------------------------------------------------------
 
     def _think(self, episode: Episode) -> Thought:
+        self._forget(episode)
         start, mask = self.start, episode.mask
         alive, outside = np.flatnonzero(mask), start.best_outside(mask, OUTSIDE)
         look = start.looker.look(mask, outside, episode.f)
@@ -149,13 +168,19 @@ class Planner:
         with torch.no_grad():
             edges = self.model.edges(see(start.graph, look, first), start.graph)
         cost = (edges.cost_fresh if self.fresh else edges.cost).cpu().numpy().astype(np.float64)
+        measured = episode.measured[np.concatenate([alive, outside])]
+        known = np.isfinite(measured)
+        cost[known] = measured[known]
+        edges = replace(
+            edges, cost=torch.where(torch.from_numpy(known), torch.from_numpy(measured), edges.cost).float()
+        )
         return Thought(alive, outside, edges, cost[: len(alive)], cost[len(alive) :])
 
     def _plan(self, episode: Episode, thought: Thought, reach: float) -> Edits | None:
         """The edits to try, the best first."""
         n = len(thought.alive)
         cheap, promising = np.argsort(thought.cost, kind="stable"), np.argsort(-thought.gain, kind="stable")
-        most = max(1, int(reach * n))
+        most = max(1, int(min(reach, BOLDEST) * n))
         cuts = (
             np.unique(np.geomspace(1, min(most, n - 1), GRID).round().astype(int))
             if n > 1
@@ -165,11 +190,10 @@ class Planner:
         if not edits:
             return None
         planned = self._effects(thought, edits)
-        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
         shifted = planned.mu + episode.bias * planned.sigma
         succeeds = _normal_cdf((_t(episode.f - self._aim(planned.gap)) - shifted) / planned.sigma)
         shrinks = np.log(n / np.maximum(planned.size, 1))
-        worth = succeeds * (shrinks - _t_inverse(shifted) / (KAPPA * slack))
+        worth = succeeds * (shrinks - _t_inverse(shifted) / (1 - self.tau))
         smaller = planned.size < n
         if worth[smaller].max(initial=0) < LAST:
             worth = succeeds * shrinks
@@ -226,7 +250,7 @@ class Planner:
     def _measure(self, episode: Episode, edits: Edits) -> np.ndarray:
         f = self.start.f_of(edits.masks)
         z = (_t(episode.f - f) - edits.mu) / edits.sigma
-        episode.bias = float(np.clip(0.6 * episode.bias + 0.4 * z.mean(), *BIAS))
+        episode.bias = float(np.clip(0.5 * episode.bias + 0.5 * z.mean(), *BIAS))
         return f
 
     def _bolder(self, episode: Episode, thought: Thought, edits: Edits, f: np.ndarray) -> Edits | None:
@@ -258,45 +282,64 @@ class Planner:
     def _best(self, episode: Episode, size: np.ndarray, f: np.ndarray, gap: np.ndarray) -> int | None:
         """Which of the measured edits is worth most; None if none is good enough."""
         n = int(episode.mask.sum())
-        slack = max(episode.f - self._aim(episode.gap), LEAST_SLACK)
         good = (f >= self._aim(gap)) & (size < n)
         if not good.any():
             return None
         shrinks = np.log(n / np.maximum(size, 1))
-        worth = shrinks + (f - episode.f) / (KAPPA * slack)
+        worth = shrinks + (f - episode.f) / (1 - self.tau)
         if worth[good].max() < LAST:  # the end is near
             worth = shrinks + 1e-3 * (f - episode.f)
         return int(np.where(good, worth, -np.inf).argmax())
 
     def _by_measuring(self, episode: Episode, thought: Thought) -> bool:
-        """Costs and gains of a few edges, one pass each, and trades among them."""
-        cheap = np.argsort(thought.cost, kind="stable")[:MEASURED]
-        promising = np.argsort(-thought.gain, kind="stable")[:MEASURED_GAINS]
-        none = cheap[:0]
-        singles = [(cheap[i : i + 1], none) for i in range(len(cheap))] + [
-            (none, promising[i : i + 1]) for i in range(len(promising))
-        ]
-        edits = self._effects(thought, singles)
-        f = self.start.f_of(edits.masks)
-        cost, gain = episode.f - f[: len(cheap)], f[len(cheap) :] - episode.f
-        cheap, promising = cheap[np.argsort(cost, kind="stable")], promising[np.argsort(-gain, kind="stable")]
-        cost, gain = np.sort(cost), -np.sort(-gain)
-        slack, trades = episode.f - float(self._aim(episode.gap)), []
+        """Measures costs and gains of a few edges, one pass each, and trades among all that were measured, as long as trades succeed."""
+        value = np.full(len(episode.mask), np.nan)
+        value[thought.alive], value[thought.outside] = thought.cost, thought.gain
+        found = False
+        while True:
+            self._measure_some(episode, value)
+            if not self._trade(episode):
+                return found
+            found = True
+
+    def _measure_some(self, episode: Episode, value: np.ndarray) -> None:
+        """The cheapest edges of the circuit, and the best outside of it, by what is known or else predicted (`value`)."""
+        mask, known = episode.mask, episode.measured
+        guess = np.where(np.isfinite(known), known, value)
+        alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask & np.isfinite(guess))
+        cheap = alive[np.argsort(guess[alive], kind="stable")][:MEASURED]
+        promising = outside[np.argsort(-guess[outside], kind="stable")][:MEASURED_GAINS]
+        new = [e for e in (*cheap, *promising) if not np.isfinite(known[e])]
+        if new:
+            masks = np.repeat(mask[None], len(new), axis=0)
+            masks[np.arange(len(new)), new] ^= True
+            f = self.start.f_of(self.start.prune(masks))
+            known[new] = np.where(mask[new], episode.f - f, f - episode.f)
+
+    def _trade(self, episode: Episode) -> bool:
+        """The best of a few edits, by the sums of measured costs and gains; the smallest circuits are tried first."""
+        mask, known = episode.mask, episode.measured
+        inside, outside = (np.flatnonzero(np.isfinite(known) & side) for side in (mask, ~mask))
+        cheap = inside[np.argsort(known[inside], kind="stable")]
+        promising = outside[np.argsort(-known[outside], kind="stable")][:MEASURED_GAINS]
+        costs, slack = np.maximum(np.cumsum(known[cheap]), 0), episode.f - float(self._aim(episode.gap))
+        trades = []
         for a in range(len(promising) + 1):
-            room = slack + gain[:a].sum()
-            r = int(np.searchsorted(np.cumsum(np.maximum(cost, 0)), room, side="right"))
-            trades += [
-                (cheap[:k], promising[:a])
-                for k in sorted({r, r - 1, a + 1}, reverse=True)
-                if a < k <= len(cheap)
-            ]
+            if a and known[promising[a - 1]] <= 0:
+                break
+            r = int(np.searchsorted(costs, slack + known[promising[:a]].sum(), side="right"))
+            for k in sorted({r, r - 1, (r + a) // 2}):
+                if a < k <= len(cheap):
+                    changed = mask.copy()
+                    changed[cheap[:k]], changed[promising[:a]] = False, True
+                    trades.append(changed)
         if not trades:
             return False
-        planned = self._effects(thought, trades)
-        for first in range(0, len(trades), TRIALS):
-            order = np.argsort(planned.size, kind="stable")[first : first + TRIALS]
-            some = planned.take(order)
-            if self._take(episode, some.masks, some.size, self.start.f_of(some.masks), some.gap):
+        masks = self.start.prune(np.unique(np.array(trades), axis=0))
+        order = np.argsort(masks.sum(1), kind="stable")[:MOST_TRADES]
+        for some in np.split(order, range(TRIALS, len(order), TRIALS)):
+            gap = np.full(len(some), episode.gap)
+            if self._take(episode, masks[some], masks[some].sum(1), self.start.f_of(masks[some]), gap):
                 return True
         return False
 

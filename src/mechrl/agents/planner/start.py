@@ -82,10 +82,10 @@ def begin(engine: Engine, looker: Looker, enough: float, least: int = 0) -> Star
     least: edges of the first circuit.
     """
     graph = engine.graph
-    look = looker.look(np.ones(graph.n_edges, dtype=bool), np.zeros(0, dtype=np.int64), 1.0)
-    order = np.argsort(-strength(look.gains), kind="stable")
+    gains = looker.first()
+    order = np.argsort(-strength(gains), kind="stable")
     found = Start(
-        engine, looker, First.of(look), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0
+        engine, looker, First.of(gains), np.arange(graph.n_edges), np.ones(graph.n_edges, dtype=bool), 1.0
     )
     for size in [size for size in SIZES if least <= size < graph.n_edges]:
         mask = np.zeros(graph.n_edges, dtype=bool)

@@ -14,15 +14,15 @@ SIGMA = 1.0  # of T(Δ): what sums of gradients are off by
 
 
 class Gradients:
-    """Costs and gains straight from a look: the gradient at the circuit itself (`local`), its size, or integrated gradients."""
+    """Costs and gains straight from a look: the gradient at the circuit itself (`local`), its size, or the gradient on the path to it."""
 
-    def __init__(self, kind: str = "integrated") -> None:
+    def __init__(self, kind: str = "path") -> None:
         self.kind = kind
 
     def edges(self, seen: Seen, graph: Graph) -> Edges:
         n, mean = max(seen.n, 1), seen.gains.mean(1)  # [A, n + m]
         cost = mean[-1].clone()
-        if self.kind == "integrated":
+        if self.kind == "path":
             cost[:n] = mean[:-1, :n].mean(0)
         elif self.kind == "absolute":
             cost[:n] = cost[:n].abs()
