@@ -2,7 +2,7 @@
 
     python benchmarks/stability.py      prints the table in benchmarks/yardsticks/stability.md
 
-From the archive of benchmarks/reproduce/smollm2; nothing is run. Behaviours count on which all methods reached f ≥ 0.9 on at least two draws
+From the archive of benchmarks/reproduce/smollm2; nothing is run. Behaviours count on which all methods reached f ≥ 0.9 on two draws or more
 of 20 discovery pairs; a method that was run on less than half of them is left out. Stability is the mean Jaccard overlap of a
 behaviour's circuits, each found on another draw; chance is that of as many of its candidates. Medians over behaviours, with the first
 and the third quartile.
