@@ -1,12 +1,12 @@
 """The planner on families that it was not fitted on, beside the same agent with untrained costs and blockwise search.
 
     mechrl planner collect --model smollm2 --draws 0 --jobs 2 --out RECORDS
-    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    networks, each without a third of the families; how they predict those
+    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    two networks, one without the families of `DEVELOPED`; how it predicts those
     python benchmarks/planner.py run OUT [--jobs=2]            episodes and searches, a row each in OUT/rows.jsonl; resumes
     python benchmarks/planner.py tables OUT                    OUT/tables.md
 
-A behaviour's planner is the network fitted without its family. Those of `LOCKED` are in no network's records, and nobody looked at them
-while the agent was designed. Passes include all looks and, for blockwise search, its prefilter.
+A behaviour's planner was fitted without its family. The agent was designed by looking at `DEVELOPED`. Those of `LOCKED` are in no
+network's records, and nobody looked at them before the agent was final. Passes include all looks and, for blockwise search, its prefilter.
 """
 
 from __future__ import annotations
@@ -41,34 +41,17 @@ LOCKED = (
     *("product-company", "element-symbol", "state-abbreviation", "workplace"),
     *("negative-prefix", "category", "first-letter", "abbreviation"),
 )
-DEVELOPED = (
-    *(
-        "comparative",
-        "opposite",
-        "plural",
-        "past-tense",
-        "country-language",
-        "capitalise",
-        "male-female",
-        "third-person",
-    ),
-    *("city-country", "adverb", "acronyms", "country-capital", "gendered-pronoun", "greater-than"),
-)
+DEVELOPED = ("acronyms", "country-capital", "gendered-pronoun", "opposite", "plural", "past-tense")
 DRAWS = (0, 1, 2)
-FOLDS = 3
 METHODS = ("planner", "absolute", "path", "blockwise")
 
 
-def folds(families: Sequence[str]) -> list[list[str]]:
-    """Families dealt out in turn."""
-    return [sorted(families)[i::FOLDS] for i in range(FOLDS)]
-
-
 def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings) -> None:
-    """A network without each fold of the families, and one of all; what they predict of the families they never saw."""
+    """A network without the families of `DEVELOPED`, and one of all; what the first predicts of the families it never saw."""
     known = [r for r in records.read_all(folder / "records") if r.family not in LOCKED]
-    for left_out in [*folds(records.families(known)), []]:
-        path = out / "networks" / f"without-{'-'.join(left_out) or 'nothing'}.safetensors"
+    developed = sorted({get_behaviour(name).family for name in DEVELOPED})
+    for name, left_out in (("developed", developed), ("locked", [])):
+        path = out / "networks" / f"without-{name}.safetensors"
         if path.exists() or (claims is not None and not claimed(claims, path.name)):
             continue
         kept = [r for r in known if r.family not in left_out]
@@ -79,6 +62,9 @@ def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings)
         about = {
             "without": left_out,
             "behaviours": sorted({r.behaviour for r in kept}),
+            "families": records.families(kept),
+            "circuits": len(kept),
+            "edits": sum(len(r.f) for r in kept),
             "settings": settings.to_json(),
         }
         save_model(path, model, about | {"seconds": time.perf_counter() - began})
@@ -89,12 +75,9 @@ def _say(name: str, epoch: int, line: str) -> None:
     print(f"{name}: {epoch} {line}", flush=True)
 
 
-def network_for(out: Path, family: str) -> Path:
-    """The network that never saw this family."""
-    for path in sorted((out / "networks").glob("without-*.safetensors")):
-        if family in load_network(path)[1]["without"]:
-            return path
-    return out / "networks" / "without-nothing.safetensors"
+def network_for(out: Path, name: str) -> Path:
+    """The network that never saw this behaviour's family."""
+    return out / "networks" / f"without-{'developed' if name in DEVELOPED else 'locked'}.safetensors"
 
 
 def run(
@@ -135,7 +118,7 @@ def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
     if cell["method"] == "blockwise":
         return search(model, behaviour, Settings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"]))
     untrained = cell["method"] in ("absolute", "path")
-    by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.family))[0]
+    by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.name))[0]
     return discover(
         model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"])
     )
@@ -254,7 +237,6 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--holds-on", default="discovery")
     parser.add_argument("--epochs", type=int, default=FitSettings.epochs)
-    parser.add_argument("--messages", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--claims", type=Path)
     given = parser.parse_args()
@@ -264,9 +246,7 @@ def main() -> None:
         if given.jobs > 1:
             share(given.jobs)
         else:
-            fit_all(
-                given.folders[0], out, given.claims, FitSettings(epochs=given.epochs, messages=given.messages)
-            )
+            fit_all(given.folders[0], out, given.claims, FitSettings(epochs=given.epochs))
     elif given.what == "tables":
         (out / "tables.md").write_text(tables(out))
         print(tables(out))

@@ -6,6 +6,7 @@ import numpy as np
 
 from mechrl.agents.planner.look import Looker
 from mechrl.agents.planner.start import Start, begin
+from mechrl.graph import Graph
 from mechrl.search.problem import Problem
 from tests.search.problems import planted_problem, tiny_problem
 
@@ -28,3 +29,20 @@ def some_circuit(start: Start, part: float = 0.5, seed: int = 0) -> np.ndarray:
     """A random circuit over the start's candidates, without dead edges."""
     mask = np.random.default_rng(seed).random(len(start.candidates)) < part
     return start.prune(mask[None])[0]
+
+
+def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (node, reader): what feeds a node. A head has a q, k and v, heads of a group share the last two; an MLP has one."""
+    H, G, pairs = graph.n_heads, graph.n_kv_heads, []
+    for layer in range(graph.n_layers):
+        for h in range(H):
+            kv = h * G // H
+            reads = (
+                graph.receiver(layer, "q", h),
+                graph.receiver(layer, "k", kv),
+                graph.receiver(layer, "v", kv),
+            )
+            pairs += [(graph.head(layer, h), r) for r in reads]
+        pairs.append((graph.mlp(layer), graph.receiver(layer, "mlp")))
+    nodes, readers = np.array(pairs).T
+    return nodes, readers

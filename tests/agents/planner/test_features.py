@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mechrl.agents.planner.features import First, kinds, node_degrees, rank, see
-from mechrl.agents.planner.network import feeds
 from mechrl.graph import Graph
-from tests.agents.planner.tasks import some_circuit, tiny_start
+from tests.agents.planner.tasks import feeds, some_circuit, tiny_start
 
 GRAPHS = [Graph(3, 4, 4), Graph(2, 6, 2), Graph(4, 3, 1)]
 

@@ -12,8 +12,6 @@ from mechrl.agents.planner.features import Seen, see
 from mechrl.agents.planner.network import (
     EditModel,
     NetworkConfig,
-    _messages,
-    feeds,
     load_model,
     save_model,
     squash,
@@ -31,11 +29,9 @@ def scene() -> tuple[Graph, Seen]:
     return start.graph, see(start.graph, look, start.first.at(np.concatenate([look.alive, look.outside])))
 
 
-def network(seen: Seen, messages: bool = False, train: bool = False) -> EditModel:
+def network(seen: Seen, train: bool = False) -> EditModel:
     torch.manual_seed(0)
-    model = EditModel(
-        NetworkConfig(seen.edges.shape[1], hidden=16, pooled=3, interaction=2, messages=messages)
-    )
+    model = EditModel(NetworkConfig(seen.edges.shape[1], hidden=16, pooled=3, interaction=2))
     if train:  # as if it had learned something
         for p in model.parameters():
             p.data += 0.1 * torch.randn_like(p)
@@ -48,59 +44,34 @@ def edits(seen: Seen, t: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_untrained_an_edit_does_what_its_edges_do(scene) -> None:
-    graph, seen = scene
+    _, seen = scene
     model, (cut, add) = network(seen), edits(seen)
-    found = model.edges(seen, graph)
+    found = model.edges(seen)
     expected = cut @ found.cost[: seen.n] - add @ found.cost[seen.n :]
     assert torch.allclose(model.effect(found, cut, add).mu, squash(expected))
 
 
-@pytest.mark.parametrize("messages", [False, True])
-def test_an_edit_is_a_set(scene, messages: bool) -> None:
+def test_an_edit_is_a_set(scene) -> None:
     """Neither the order of edges nor that of the other edits matters."""
-    graph, seen = scene
-    model, (cut, add) = network(seen, messages, train=True), edits(seen)
-    effect = model.effect(model.edges(seen, graph), cut, add)
+    _, seen = scene
+    model, (cut, add) = network(seen, train=True), edits(seen)
+    effect = model.effect(model.edges(seen), cut, add)
     order = np.random.default_rng(2).permutation(seen.n)
     every = np.concatenate([order, np.arange(seen.n, len(seen.edges))])
-    turned = Seen(
-        seen.edges[every], seen.gains[..., every], seen.source[every], seen.reader[every], seen.n, seen.f
-    )
-    again = model.effect(model.edges(turned, graph), cut[:, order], add)
+    turned = Seen(seen.edges[every], seen.gains[..., every], seen.n, seen.f)
+    again = model.effect(model.edges(turned), cut[:, order], add)
     assert torch.allclose(again.mu, effect.mu, atol=1e-4) and torch.allclose(again.gap, effect.gap, atol=1e-5)
-    one = model.effect(model.edges(seen, graph), cut[2:3], add[2:3])
+    one = model.effect(model.edges(seen), cut[2:3], add[2:3])
     assert torch.allclose(one.log_sigma, effect.log_sigma[2:3], atol=1e-5)
 
 
-def test_messages_are_means_over_edges_that_share_a_node(scene) -> None:
-    graph, seen = scene
-    h = torch.from_numpy(np.random.default_rng(3).normal(size=(len(seen.edges), 4)))
-    found = torch.stack(_messages(h, seen, graph))
-    node, fed = feeds(graph)
-    zero = torch.zeros(4, dtype=h.dtype)
-    mean_of = lambda which: h[: seen.n][which].mean(0) if which.any() else zero  # noqa: E731
-    out_of = [mean_of(seen.source[: seen.n] == s) for s in range(graph.n_sources)]
-    into = [mean_of(seen.reader[: seen.n] == r) for r in range(graph.n_receivers)]
-    for e in range(0, len(seen.edges), 7):
-        s, r = seen.source[e], seen.reader[e]
-        above = [into[x] for n, x in zip(node, fed, strict=True) if n == s]
-        below = [out_of[n] for n, x in zip(node, fed, strict=True) if x == r]
-        expected = [
-            out_of[s],
-            into[r],
-            torch.stack(above).mean(0) if above else zero,
-            torch.stack(below).mean(0) if below else zero,
-        ]
-        assert torch.allclose(found[:, e], torch.stack(expected))
-
-
 def test_what_is_saved_comes_back(scene, tmp_path: Path) -> None:
-    graph, seen = scene
-    model = network(seen, messages=True, train=True)
+    _, seen = scene
+    model = network(seen, train=True)
     save_model(tmp_path / "m.safetensors", model, {"families": ["ioi"]})
     again, about = load_model(tmp_path / "m.safetensors")
     assert about == {"families": ["ioi"]} and again.config == model.config
-    assert torch.equal(again.edges(seen, graph).cost, model.edges(seen, graph).cost)
+    assert torch.equal(again.edges(seen).cost, model.edges(seen).cost)
 
 
 def test_damaged_files_are_refused_in_one_line(scene, tmp_path: Path) -> None:

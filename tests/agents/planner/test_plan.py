@@ -67,7 +67,7 @@ def test_an_episode_is_the_same_twice_and_charges_every_look_and_trial() -> None
 class Optimist:
     """Believes that nothing costs anything."""
 
-    def edges(self, seen, graph) -> Edges:
+    def edges(self, seen) -> Edges:
         nothing = torch.zeros(len(seen.edges))
         none = torch.zeros(len(seen.edges), 0)
         return Edges(nothing, nothing, nothing, none, none, seen.gains, seen.n, seen.f)

@@ -24,7 +24,7 @@ def _row(model: EditModel, record: Record) -> dict[str, Any] | None:
     example = Example.of(record)
     device, n = model.mean.device, example.seen.n
     with torch.no_grad():
-        edges = model.edges(example.seen, example.graph)
+        edges = model.edges(example.seen)
         effect = model.effect(edges, *(x.float().to(device) for x in (example.cut, example.add)))
     cost, cost_fresh = edges.cost.cpu().numpy(), edges.cost_fresh.cpu().numpy()
     gains, single = example.seen.gains.numpy(), example.single.numpy()

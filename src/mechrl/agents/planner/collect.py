@@ -157,7 +157,7 @@ def _order(
 
         with torch.no_grad():
             first = task.first.at(np.concatenate([look.alive, look.outside]))
-            edges = network.edges(see(task.graph, look, first), task.graph)
+            edges = network.edges(see(task.graph, look, first))
         cost = edges.cost.cpu().numpy().astype(np.float64)
         return cost[: edges.n], cost[edges.n :]
     mean, rms = mean_and_rms(look.gains)

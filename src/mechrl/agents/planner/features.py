@@ -43,8 +43,6 @@ class Seen:
 
     edges: Tensor  # [n + m, F] float32: the circuit's edges, then those outside
     gains: Tensor  # [A, Q, n + m] float32, zero where not asked for
-    source: np.ndarray  # [n + m] node that writes
-    reader: np.ndarray  # [n + m] place that reads
     n: int
     f: float
 
@@ -108,7 +106,7 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
         np.full(len(edges), np.log(max(1 - look.f, 0) + 1e-3)),
     ]
     features = torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
-    return Seen(features, torch.from_numpy(gains), source, reader, n, look.f)
+    return Seen(features, torch.from_numpy(gains), n, look.f)
 
 
 @cache

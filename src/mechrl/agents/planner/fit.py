@@ -23,7 +23,6 @@ from mechrl.agents.planner.features import Seen, see
 from mechrl.agents.planner.network import _SPREAD, EditModel, NetworkConfig, squash
 from mechrl.agents.planner.records import Record
 from mechrl.errors import MechRLError
-from mechrl.graph import Graph
 from mechrl.ranges import check_seed
 
 _EDITS = 96  # of a circuit in one step
@@ -37,7 +36,6 @@ class FitSettings:
     learning_rate: float = 3e-3
     weight_decay: float = 1e-4
     hidden: int = 128
-    messages: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,7 +50,6 @@ class Example:
     """A record as the network takes it."""
 
     seen: Seen
-    graph: Graph
     cut: Tensor  # [T, n] bool
     add: Tensor  # [T, m] bool
     lost: Tensor  # [T] f of the circuit − f after the edit
@@ -72,7 +69,7 @@ class Example:
         )
         cut, add = torch.from_numpy(record.cut), torch.from_numpy(record.add)
         members = max(1, int(one.sum()) // len(one))
-        return cls(seen, record.graph, cut, add, lost, lost_fresh, gap, torch.from_numpy(single), members)
+        return cls(seen, cut, add, lost, lost_fresh, gap, torch.from_numpy(single), members)
 
     def to(self, device: torch.device | str) -> Example:
         """There, once: every step reads it."""
@@ -93,9 +90,7 @@ def fit(
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
     examples = [Example.of(record).to(device) for record in records]
-    model = EditModel(
-        NetworkConfig(examples[0].seen.edges.shape[1], settings.hidden, messages=settings.messages)
-    )
+    model = EditModel(NetworkConfig(examples[0].seen.edges.shape[1], settings.hidden))
     some = torch.cat([e.seen.edges[rng.permutation(len(e.seen.edges))[:200]] for e in examples])
     model.mean.copy_(some.mean(0))
     model.scale.copy_(some.std(0) + 1e-3)
@@ -128,7 +123,7 @@ def losses(model: EditModel, example: Example, rng: np.random.Generator) -> dict
     some = rng.permutation(len(example.cut) - 1)[: min(_EDITS, _MEMBERS // example.members)]
     device = model.mean.device
     rows = torch.from_numpy(np.concatenate([[0], 1 + some])).to(device, non_blocking=True)
-    edges = model.edges(example.seen, example.graph)
+    edges = model.edges(example.seen)
     effect = model.effect(edges, example.cut[rows].float(), example.add[rows].float())
     single, lost, lost_fresh, gap = (
         x[rows] for x in (example.single, example.lost, example.lost_fresh, example.gap)

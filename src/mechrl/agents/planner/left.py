@@ -17,7 +17,7 @@ from mechrl.reading import parse_json
 from mechrl.sealed import read_sealed, sealed
 
 _NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
-_EPISODE = ("f", "gap", "bias", "rounds", "done", "note")
+_EPISODE = ("f", "gap", "bias", "measured_at", "rounds", "done", "note")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Left:
             "candidates": self.candidates,
             "first_mask": np.packbits(self.first_mask),
             "mask": np.packbits(episode.mask),
+            "measured": episode.measured,
             "path": np.packbits(np.array(episode.path, dtype=bool).reshape(-1, n), axis=1),
         }
         if self.best is not None:
@@ -76,9 +77,11 @@ def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) ->
     first, candidates = arrays["first"], arrays["candidates"]
     if first.shape != (2, n_edges):
         raise ValueError("of another graph")
+    if arrays["measured"].shape not in ((0,), candidates.shape):
+        raise ValueError("of other candidates")
     masks = {
         name: np.unpackbits(arrays[name], axis=-1, count=len(candidates)).astype(bool)
-        for name in arrays.keys() - {"first", "candidates"}
+        for name in arrays.keys() - {"first", "candidates", "measured"}
     }
     episode = {name: known[name] for name in _EPISODE}
     return Left(
@@ -86,7 +89,7 @@ def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) ->
         first=First(*first),
         candidates=candidates,
         first_mask=masks["first_mask"],
-        episode=Episode(mask=masks["mask"], path=list(masks["path"]), **episode),
+        episode=Episode(mask=masks["mask"], path=list(masks["path"]), measured=arrays["measured"], **episode),
         best=(masks["best"], known["best_f"]) if "best" in masks else None,
         **{name: known[name] for name in _NUMBERS},
     )

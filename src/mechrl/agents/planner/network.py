@@ -27,7 +27,6 @@ from mechrl.agents.planner.features import Seen, n_features
 from mechrl.agents.planner.look import ALPHAS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.graph import Graph
 from mechrl.reading import made_of, parse_json
 from mechrl.sealed import read_sealed, sealed
 
@@ -43,7 +42,6 @@ class NetworkConfig:
     hidden: int = 128
     pooled: int = 16
     interaction: int = 8
-    messages: bool = False  # edges also hear from those that share a node with them
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ class EditModel(nn.Module):
         self.register_buffer("mean", torch.zeros(config.features))
         self.register_buffer("scale", torch.ones(config.features))
         self.encode_in = nn.Sequential(nn.Linear(config.features, width), nn.ReLU())
-        self.hear = nn.Sequential(nn.Linear(5 * width, width), nn.ReLU()) if config.messages else None
         self.encode_out = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 + config.pooled + config.interaction)
         )
@@ -97,13 +94,11 @@ class EditModel(nn.Module):
         nn.init.zeros_(last.bias)
         self.head = nn.Sequential(nn.Linear(of_edit, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), last)
 
-    def edges(self, seen: Seen, graph: Graph) -> Edges:
+    def edges(self, seen: Seen) -> Edges:
         """Encodes every edge of a circuit and around it."""
         device = self.mean.device
         x = (seen.edges.to(device) - self.mean) / self.scale
         h = self.encode_in(x.clamp(-6, 6))
-        if self.hear is not None:
-            h = h + self.hear(torch.cat([h, *_messages(h, seen, graph)], dim=-1))
         out = self.encode_out(h)
         squashed = out[:, :2].clamp(-_OUT_OF_REACH, _OUT_OF_REACH)
         pooled, signed = out[:, 2:].split([self.config.pooled, self.config.interaction], dim=-1)
@@ -165,40 +160,6 @@ class EditModel(nn.Module):
 def squash(x: Tensor) -> Tensor:
     """T: of effects on f."""
     return torch.asinh(x / _UNIT)
-
-
-def _messages(h: Tensor, seen: Seen, graph: Graph) -> list[Tensor]:
-    """[n + m, H] each: means over the circuit's edges with the same source, the same reader, into the source, out of what is fed."""
-    source, reader = torch.from_numpy(seen.source).to(h.device), torch.from_numpy(seen.reader).to(h.device)
-    by_source = _mean_of(h[: seen.n], source[: seen.n], graph.n_sources)
-    by_reader = _mean_of(h[: seen.n], reader[: seen.n], graph.n_receivers)
-    node, fed = (torch.from_numpy(x).to(h.device) for x in feeds(graph))
-    into = _mean_of(by_reader[fed], node, graph.n_sources)
-    out = _mean_of(by_source[node], fed, graph.n_receivers)
-    return [by_source[source], by_reader[reader], into[source], out[reader]]
-
-
-def _mean_of(h: Tensor, index: Tensor, size: int) -> Tensor:
-    total = h.new_zeros(size, h.shape[1]).index_add_(0, index, h)
-    count = h.new_zeros(size).index_add_(0, index, h.new_ones(len(index)))
-    return total / count.clamp(min=1)[:, None]
-
-
-def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (node, reader): what feeds a node. A head has a q, k and v, heads of a group share the last two; an MLP has one."""
-    H, G, pairs = graph.n_heads, graph.n_kv_heads, []
-    for layer in range(graph.n_layers):
-        for h in range(H):
-            kv = h * G // H
-            reads = (
-                graph.receiver(layer, "q", h),
-                graph.receiver(layer, "k", kv),
-                graph.receiver(layer, "v", kv),
-            )
-            pairs += [(graph.head(layer, h), r) for r in reads]
-        pairs.append((graph.mlp(layer), graph.receiver(layer, "mlp")))
-    nodes, readers = np.array(pairs).T
-    return nodes, readers
 
 
 def save_model(path: Path, model: EditModel, about: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ additions) a prediction T(Δ) ~ Normal(μ, σ). Planned are edits that add the a
 
 for what is left of f buys later cuts, and in the end all of 1 − τ buys a circuit about e times smaller: an edge goes where it costs less
 than that, and stays where it costs more. A few edits are tried, one pass each: the one of highest expected J and, since the network may
-be wrong, bolder and safer ones. The best that reaches the aim is taken, and the agent looks again.
+be wrong, safer ones; bolder ones follow while the boldest holds. The best that reaches the aim is taken, and the agent looks again.
 
 Every trial teaches: `bias` is how far trials fell short of what was predicted, in units of σ, and shifts what is expected next. Where all
 trials fail, bolder edits are off the table, down to single edges. When plans promise little, or fail, the costs of the cheapest edges and
@@ -29,7 +29,6 @@ import torch
 from mechrl.agents.planner.features import Seen, see
 from mechrl.agents.planner.network import Edges, Effect
 from mechrl.agents.planner.start import Start
-from mechrl.graph import Graph
 
 ADDITIONS = (0, 1, 2, 3, 5, 8, 13, 21)
 GRID = 28  # numbers of cuts that are thought about
@@ -51,7 +50,7 @@ MEASURED_GAINS = 4
 class Model(Protocol):
     """What the agent plans with: the network, or its untrained control."""
 
-    def edges(self, seen: Seen, graph: Graph) -> Edges: ...
+    def edges(self, seen: Seen) -> Edges: ...
 
     def effect(self, edges: Edges, cut: torch.Tensor, add: torch.Tensor) -> Effect: ...
 
@@ -166,7 +165,7 @@ class Planner:
         look = start.looker.look(mask, outside, episode.f)
         first = start.first.at(np.concatenate([look.alive, look.outside]))
         with torch.no_grad():
-            edges = self.model.edges(see(start.graph, look, first), start.graph)
+            edges = self.model.edges(see(start.graph, look, first))
         cost = (edges.cost_fresh if self.fresh else edges.cost).cpu().numpy().astype(np.float64)
         measured = episode.measured[np.concatenate([alive, outside])]
         known = np.isfinite(measured)
@@ -202,11 +201,11 @@ class Planner:
         best = int(np.where(smaller, worth, -np.inf).argmax())
         goes = n - planned.size  # edges
         chosen = [best]
-        # the network may be wrong by much: twice as many edges, half as many, and other additions
+        # the best plan is the one most overestimated: half as many edges, a quarter, and fewer with other additions
         for wanted in (
-            -np.abs(np.log(np.maximum(goes, 1) / (2 * goes[best]))),
             -np.abs(np.log(np.maximum(goes, 1) / (goes[best] / 2))),
-            np.where(planned.added != planned.added[best], worth, -np.inf),
+            -np.abs(np.log(np.maximum(goes, 1) / (goes[best] / 4))),
+            np.where((planned.added != planned.added[best]) & (goes <= 0.75 * goes[best]), worth, -np.inf),
         ):
             value = np.where(smaller, wanted + 1e-3 * succeeds, -np.inf)
             value[chosen] = -np.inf

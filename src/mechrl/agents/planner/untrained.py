@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mechrl.agents.planner.features import Seen
 from mechrl.agents.planner.network import _SPREAD, Edges, Effect, squash
-from mechrl.graph import Graph
 
 SIGMA = 1.0  # of T(Δ): what sums of gradients are off by
 
@@ -19,7 +18,7 @@ class Gradients:
     def __init__(self, kind: str = "path") -> None:
         self.kind = kind
 
-    def edges(self, seen: Seen, graph: Graph) -> Edges:
+    def edges(self, seen: Seen) -> Edges:
         n, mean = max(seen.n, 1), seen.gains.mean(1)  # [A, n + m]
         cost = mean[-1].clone()
         if self.kind == "path":
