@@ -38,6 +38,7 @@ def made() -> Iterator[tuple[Path, str]]:
     yield HERE / "search/tables.md", printed("search_smollm2.py", HERE / "search", "--table")
     yield HERE / "policy/smollm2/tables.md", printed("policy_smollm2.py", HERE / "policy/smollm2", "--table")
     yield HERE / "yardsticks/tables.md", printed("yardsticks.py", "tables", HERE / "yardsticks")
+    yield HERE / "yardsticks/stability.md", printed("stability.py")
     if (HERE / "planner/rows.jsonl").exists():
         import planner
 

@@ -41,11 +41,14 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 
 def done_cells(reproduced: Path) -> Iterator[Row]:
-    """What `mechrl reproduce` has written of every circuit that it has found."""
-    for path in sorted((reproduced / "cells").glob("circuit-*.json")):
-        known = json.loads(path.read_text())
-        if known["status"] == "done":
-            yield known
+    """What `mechrl reproduce` has written of every circuit that it has found, in its folder or in its archive."""
+    import archive
+
+    if (reproduced / archive.CELLS).exists():
+        cells = [row.cell for row in archive.read(reproduced)]
+    else:
+        cells = [json.loads(path.read_text()) for path in sorted((reproduced / "cells").glob("*.json"))]
+    yield from (known for known in cells if known["kind"] == "circuit" and known["status"] == "done")
 
 
 def judged(row: Row) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mechrl import cli
-from mechrl.agents.planner.look import ALPHAS
+from mechrl.agents.planner.look import FIRST_ALPHAS
 from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import TEST_SEED
 from mechrl.circuit import Circuit
@@ -86,6 +86,6 @@ def test_the_first_look_is_the_mean_of_two_mask_gradients() -> None:
     problem = tiny_problem("llama-gqa")
     engine = problem.engine
     look, _ = ranking("first-look", engine, problem.pairs, "kl")
-    weights = np.repeat(np.array(ALPHAS[:2])[:, None], engine.graph.n_edges, axis=1)
+    weights = np.repeat(np.array(FIRST_ALPHAS)[:, None], engine.graph.n_edges, axis=1)
     expected = -engine.gradient(weights).gradient.mean(0).numpy() / engine.kl_cut
     np.testing.assert_allclose(look, expected, atol=1e-6)

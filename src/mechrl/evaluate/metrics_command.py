@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mechrl.behaviours import Behaviour
+    from mechrl.evaluate.benchmark_metrics import BenchmarkMetrics
     from mechrl.models.base import Model
 
 WARNING = (
@@ -78,7 +79,7 @@ def metrics_command(
     from mechrl.behaviours.base import TEST_SEED
     from mechrl.eap_ig import write_submission
     from mechrl.engine import Engine
-    from mechrl.evaluate.benchmark_metrics import FRACTIONS, benchmark_metrics
+    from mechrl.evaluate.benchmark_metrics import benchmark_metrics
     from mechrl.terminal import check_folder
 
     if submission is not None:
@@ -92,17 +93,24 @@ def metrics_command(
     if submission is not None:
         shape = loaded.graph, loaded.spec.d_model
         written = write_submission(submission, chosen.name, loaded.name, *shape, scores)
+    about = {"ranking": ranking, "behaviour": chosen.name, "model": loaded.name, "pairs": len(unseen)}
+    _tell(found, about, passes, written, as_json)
+
+
+def _tell(
+    found: BenchmarkMetrics, about: dict[str, Any], passes: float, written: Path | None, as_json: bool
+) -> None:
+    from mechrl.evaluate.benchmark_metrics import FRACTIONS
+
     curve = list(zip(FRACTIONS, found.faithfulness_absolute, found.faithfulness_signed, strict=True))
     if as_json:
-        about = {"ranking": ranking, "behaviour": chosen.name, "model": loaded.name, "pairs": len(unseen)}
         keys = ("edges", "f_by_absolute_score", "f_by_signed_score")
         sizes = [dict(zip(keys, point, strict=True)) for point in curve]
         result = {"cmd": found.cmd, "cpr": found.cpr, "warning": WARNING, "sizes": sizes, "passes": passes}
         answer_json(about | result | {"submission": None if written is None else str(written)})
         return
-    answer(
-        f"CMD {found.cmd:.3f} (0 is best), CPR {found.cpr:.3f}, on {len(unseen)} fresh pairs; {passes:,.0f} passes"
-    )
+    on = f"on {about['pairs']} fresh pairs; {passes:,.1f} passes"
+    answer(f"CMD {found.cmd:.3f} (0 is best), CPR {found.cpr:.3f}, {on}")
     answer(WARNING)
     answer_table(
         ["edges", "f by |score|", "f by score"],

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from mechrl.agents.planner.look import ALPHAS, Looker
+from mechrl.agents.planner.look import Looker
 from mechrl.attribution import attribute
 from mechrl.behaviours.base import Metric, Pairs
 from mechrl.engine import Engine
@@ -27,9 +27,7 @@ def ranking(name: Ranking, engine: Engine, pairs: Pairs, metric: Metric) -> tupl
     one_of("ranking", name, RANKINGS)
     before = engine.passes
     if name == "first-look":
-        looker, everything = Looker(engine, pairs), np.ones(engine.graph.n_edges, dtype=bool)
-        gains = looker.look(everything, np.zeros(0, dtype=np.int64), 1.0).gains
-        scores = gains[: len(ALPHAS) - 1].mean((0, 1), dtype=np.float64)
+        scores = Looker(engine, pairs).first().mean((0, 1), dtype=np.float64)
     else:
         scores = attribute(engine, pairs, "kl" if name == "mask-gradients" else metric, name)
     return scores, engine.passes - before
