@@ -11,7 +11,7 @@ What is not computed, and why the result is the same, is written in `plan.py` an
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -92,7 +92,7 @@ class Engine:
         self.tf32, self.half = tf32, half
         self.ledger = Ledger() if ledger is None else ledger
         self._memory = memory_bytes
-        self._buffer: Tensor | None = None  # the rows' room, kept between runs
+        self._buffers: dict[str, Tensor] = {}  # the rows' room and that of their gradients, kept between runs
         self._room: Tensor | None = None  # the streams' room, likewise
         self._last_edges: EdgeSet | None = None
         self.n_pairs = len(pairs.clean)
@@ -199,39 +199,38 @@ class Engine:
             instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
         groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
         """
+        return self.gradients(weights, [objective or self.kl_objective], edges, against_full, groups)[0]
+
+    def gradients(
+        self,
+        weights: np.ndarray | Tensor,
+        objectives: Sequence[Objective],
+        edges: np.ndarray | None = None,
+        against_full: bool = False,
+        groups: int | None = None,
+    ) -> list[Gradient]:
+        """`gradient` of several objectives, each charged as if it were alone. On a CPU they share the way forth."""
         values = np.atleast_2d(
             weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
         )
         edge_set, order = self._edge_set(edges)
         self._check(values.shape, len(edge_set.edges))
-        self._charge(len(values), 1 + BACKWARD_PASSES)
+        self._charge(len(values) * len(objectives), 1 + BACKWARD_PASSES)
         values = values[:, order]
-        parts = []
         if groups is not None and self.fused:
             raise MechRLError("gradients by groups of pairs are not for a GPU; use one engine a group")
         if against_full and values.shape[1] != self.graph.n_edges:
             raise MechRLError("against_full needs the whole graph")
         with self._precision():
             if self.fused:
-                parts = self._gradients_fused(edge_set, values, objective, against_full)
-            elif against_full:
-                plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
-                against = self._whole_model(plan)
-                parts = [
-                    self._gradient(plan, values[i : i + 1], objective, against, groups)
-                    for i in range(len(values))
+                of_chunks = [
+                    self._gradients_fused(edge_set, values, objective, against_full)
+                    for objective in objectives
                 ]
             else:
-                for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
-                    plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
-                    parts.append(self._gradient(plan, values[chunk], objective, None, groups))
-        result_values, result_grads = zip(*parts, strict=True)
-        gradient = torch.cat(result_grads)
-        if isinstance(order, np.ndarray):
-            gradient = torch.empty_like(gradient).index_copy_(
-                -1, torch.from_numpy(order).to(gradient.device), gradient
-            )
-        return Gradient(torch.cat(result_values), gradient)
+                parts = self._gradients(edge_set, values, objectives, against_full, groups)
+                of_chunks = [list(of_objective) for of_objective in zip(*parts, strict=True)]
+        return [_joined(of_objective, order) for of_objective in of_chunks]
 
     # ---- running a plan ---------------------------------------------------------------------------------------------
 
@@ -295,29 +294,53 @@ class Engine:
         with torch.no_grad():
             run = _Run(self, plan, None)
             run.forward()
-        self._buffer = None  # the rows must outlive the next run
+        del self._buffers["rows"]  # they must outlive the next run
         return run.store
+
+    def _gradients(
+        self,
+        edge_set: EdgeSet,
+        values: np.ndarray,
+        objectives: Sequence[Objective],
+        against_full: bool,
+        groups: int | None,
+    ) -> list[list[tuple[Tensor, Tensor]]]:
+        """Per chunk of circuits and objective: its values and gradients."""
+        if against_full:
+            plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
+            against = self._whole_model(plan)
+            ones = [values[i : i + 1] for i in range(len(values))]
+            return [self._gradient(plan, one, objectives, against, groups) for one in ones]
+        parts = []
+        for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=1 + len(objectives)):
+            plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+            parts.append(self._gradient(plan, values[chunk], objectives, None, groups))
+        return parts
 
     def _gradient(
         self,
         plan: Plan,
         values: np.ndarray,
-        objective: Objective | None,
+        objectives: Sequence[Objective],
         against: Store | None,
         groups: int | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
         if not plan.n_outputs:
-            value, gradient = self._no_gradient(values, objective)
-            return value, gradient if groups is None else gradient[:, None].repeat(1, groups, 1)
+            nothing = [self._no_gradient(values, objective) for objective in objectives]
+            return [(v, g if groups is None else g[:, None].repeat(1, groups, 1)) for v, g in nothing]
         with torch.no_grad():
             run = _Run(self, plan, values.reshape(-1))
             final = run.forward()
-        value, grad_final = self._objective(final, objective)
-        gradient = run.backward(grad_final, against, groups or 1).view(-1, *values.shape)  # [groups, C, n]
-        return value[run.output], gradient[0] if groups is None else gradient.transpose(0, 1)
+        reached = [self._objective(final, objective) for objective in objectives]
+        result = []
+        backward = run.backward([grad_final for _, grad_final in reached], against, groups or 1)
+        for (value, _), gradient in zip(reached, backward, strict=True):
+            of_groups = gradient.view(-1, *values.shape)  # [groups, C, n]
+            result.append((value[run.output], of_groups[0] if groups is None else of_groups.transpose(0, 1)))
+        return result
 
     def _gradients_fused(
-        self, edge_set: EdgeSet, values: np.ndarray, objective: Objective | None, against_full: bool
+        self, edge_set: EdgeSet, values: np.ndarray, objective: Objective, against_full: bool
     ) -> list[tuple[Tensor, Tensor]]:
         """Like `_gradient`, chunk by chunk, through the kernels of a CUDA device."""
         device, inputs = self.model.device, self.cache.input_difference
@@ -362,9 +385,8 @@ class Engine:
             self._last_run = edge_set, FusedGradient(self.ground(), plan)
         return self._last_run[1]
 
-    def _objective(self, final: Tensor, objective: Objective | None) -> tuple[Tensor, Tensor]:
+    def _objective(self, final: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         """The objective of the corrupted run, then that of normalised last streams [n, B, d]: [1 + n, batch]; the latter's gradients."""
-        objective = objective or self.kl_objective
         value, grad = [objective(self.corrupt_logits[None]).detach()], []
         step = max(
             1, int(2**28 // self.cache.corrupt_logits.nbytes)
@@ -377,20 +399,18 @@ class Engine:
             value.append(reached.detach())
         return torch.cat(value), torch.cat(grad)
 
-    def _no_gradient(self, values: np.ndarray, objective: Objective | None) -> tuple[Tensor, Tensor]:
+    def _no_gradient(self, values: np.ndarray, objective: Objective) -> tuple[Tensor, Tensor]:
         """No path from the input to the logits: nothing depends on the weights."""
-        value = (objective or self.kl_objective)(self.corrupt_logits[None]).detach()
+        value = objective(self.corrupt_logits[None]).detach()
         return value.repeat(len(values), 1), self.clean_log_probs.new_zeros(values.shape)
 
-    def _store(self, plan: Plan, keep: bool) -> Store:
-        """Room for a plan's rows. Fresh pages cost as much as filling them, so the last run's room is used again."""
+    def _store(self, plan: Plan, which: str = "rows") -> Store:
+        """Room for a plan's rows, or for their gradients: the last run's. Fresh pages cost as much as filling them."""
         size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
-        buffer = self._buffer
-        if buffer is None or len(buffer) < size:
-            self._buffer = None  # let go of the old one first
-            buffer = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
-        self._buffer = buffer if keep else None
-        return Store(plan, self.cache.n_tokens, self.cache.n_pairs, buffer)
+        if which not in self._buffers or len(self._buffers[which]) < size:
+            self._buffers.pop(which, None)  # let go of the old one first
+            self._buffers[which] = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
+        return Store(plan, self.cache.n_tokens, self.cache.n_pairs, self._buffers[which])
 
     def _streams_room(self, n_jobs: int) -> Tensor:
         size = n_jobs * self.cache.n_tokens
@@ -529,6 +549,16 @@ def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator
             torch.cuda.empty_cache()  # not above: an exception that is being handled holds on to what did not fit
 
 
+def _joined(parts: Sequence[tuple[Tensor, Tensor]], order: np.ndarray | slice) -> Gradient:
+    """The values and gradients of all chunks, edges in the caller's order."""
+    values, gradients = zip(*parts, strict=True)
+    gradient = torch.cat(gradients)
+    if isinstance(order, np.ndarray):
+        to = torch.from_numpy(order).to(gradient.device)
+        gradient = torch.empty_like(gradient).index_copy_(-1, to, gradient)
+    return Gradient(torch.cat(values), gradient)
+
+
 @dataclass(frozen=True)
 class _Given:
     """The first `n` sources of a prefix."""
@@ -545,7 +575,7 @@ class _Run:
     ) -> None:
         self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
         like = self.cache.input_difference
-        self.store = engine._store(plan, keep=weight is None)
+        self.engine, self.store = engine, engine._store(plan)
         if given is None:
             self.store.full[0] = like
         else:
@@ -577,43 +607,64 @@ class _Run:
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
-    def backward(self, grad_final: Tensor, against: Store | None, groups: int = 1) -> Tensor:
-        """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge) [groups, n]; recomputes stage by stage."""
+    def backward(self, grad_finals: Sequence[Tensor], against: Store | None, groups: int = 1) -> list[Tensor]:
+        """From d(objective)/d(normalised last stream) of several objectives to d(objective)/d(weight of every edge) [groups, n].
+
+        Recomputes stage by stage.
+        """
         assert self.weight is not None
-        result = grad_final.new_zeros(groups, len(self.weight))
-        of_pairs, of_tokens = self.cache.groups(groups)
-        grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, torch.zeros_like(self.store.flat))
+        rows = [self.engine._store(self.plan, f"gradients {i}") for i in range(len(grad_finals))]
+        results = [grad_final.new_zeros(groups, len(self.weight)) for grad_final in grad_finals]
+        for grads in rows:
+            grads.flat.zero_()
         for stage in reversed(self.plan.stages):
             with torch.no_grad():
-                x_full, x_last = (
-                    self._streams(stage.full, stage, False),
-                    self._streams(stage.last, stage, True),
-                )
+                x_full = self._streams(stage.full, stage, False)
+                x_last = self._streams(stage.last, stage, True)
             x_full.requires_grad_()
             x_last.requires_grad_()
             with torch.enable_grad():
-                normal = self.model.normalise(x_full), self.model.normalise(x_last)
-                if stage.kind == "logits":
-                    outputs, grad_outputs = normal, (grad_final[:0], grad_final)
-                else:
-                    outputs, grad_outputs = self._components(stage, *normal), self._slots(stage, grads)
-                some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]
+                outputs = self.model.normalise(x_full), self.model.normalise(x_last)
+                if stage.kind != "logits":
+                    outputs = self._components(stage, *outputs)
+            for grad_final, grads, result in zip(grad_finals, rows, results, strict=True):
+                of_outputs = (grad_final[:0], grad_final)
+                if stage.kind != "logits":
+                    of_outputs = self._slots(stage, grads)
+                some = [(o, g) for o, g in zip(outputs, of_outputs, strict=True) if len(o)]
                 grad_x = torch.autograd.grad(
-                    [o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True
+                    [o for o, _ in some],
+                    [x_full, x_last],
+                    [g for _, g in some],
+                    allow_unused=True,
+                    retain_graph=grads is not rows[-1],
                 )
-            with torch.no_grad():
-                for pool, grad, last in (
-                    (stage.full, grad_x[0], None),
-                    (stage.last, grad_x[1], self.cache.last_token),
-                ):
-                    for block in self._blocks_of(pool):
-                        assert grad is not None
-                        some_groups = of_tokens if last is None else of_pairs
-                        of_edges = mix_backward(
-                            block, self.store, grads, grad[block.jobs], last, against, some_groups
-                        )
-                        result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
-        return result
+                self._backward_of_mix(stage, grad_x, grads, against, groups, result)
+        return results
+
+    @torch.no_grad()
+    def _backward_of_mix(
+        self,
+        stage: Stage,
+        grad_x: Sequence[Tensor | None],
+        grads: Store,
+        against: Store | None,
+        groups: int,
+        result: Tensor,
+    ) -> None:
+        """From d(objective)/d(streams of a stage) to that of the rows they read, in `grads`, and of the edges, in `result`."""
+        of_pairs, of_tokens = self.cache.groups(groups)
+        for pool, grad, last in (
+            (stage.full, grad_x[0], None),
+            (stage.last, grad_x[1], self.cache.last_token),
+        ):
+            for block in self._blocks_of(pool):
+                assert grad is not None
+                some_groups = of_tokens if last is None else of_pairs
+                of_edges = mix_backward(
+                    block, self.store, grads, grad[block.jobs], last, against, some_groups
+                )
+                result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
 
     # ---- one stage --------------------------------------------------------------------------------------------------
 
