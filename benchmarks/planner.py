@@ -1,7 +1,7 @@
 """The planner on families that it was not fitted on, beside the same agent with untrained costs and blockwise search.
 
     mechrl planner collect --model smollm2 --draws 0 --jobs 2 --out RECORDS
-    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    networks, each without a sixth of the families; how they predict those
+    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    networks, each without a third of the families; how they predict those
     python benchmarks/planner.py run OUT [--jobs=2]            episodes and searches, a row each in OUT/rows.jsonl; resumes
     python benchmarks/planner.py tables OUT                    OUT/tables.md
 
@@ -55,7 +55,7 @@ DEVELOPED = (
     *("city-country", "adverb", "acronyms", "country-capital", "gendered-pronoun", "greater-than"),
 )
 DRAWS = (0, 1, 2)
-FOLDS = 6
+FOLDS = 3
 METHODS = ("planner", "absolute", "integrated", "blockwise")
 
 

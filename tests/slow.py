@@ -39,11 +39,36 @@ def slow_circuit_logits_everywhere(
     return slow_run(model, clean_tokens, carried)[1]
 
 
+class Parts:
+    """What the components compute; tests of other derivatives than the true ones replace some."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return self.model.normalise(x)
+
+    def query_or_key(self, x: Tensor) -> Tensor:
+        return x
+
+    def value(self, x: Tensor) -> Tensor:
+        return x
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        return self.model.mlp[layer](x)
+
+
 def slow_run(
-    model: Model, tokens: Tensor, carried: Callable[[int, int, Tensor], Tensor]
+    model: Model,
+    tokens: Tensor,
+    carried: Callable[[int, int, Tensor], Tensor],
+    parts: Parts | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Activations [N, T, d] of every source and logits [N, T, V]; an edge carries `carried(source, receiver, now)`."""
-    graph, spec = model.graph, model.spec
+    graph, spec, parts = model.graph, model.spec, parts or Parts(model)
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     base = model.embedding.new_zeros(spec.d_model) if model.position is None else model.position[positions]
     written = [model.embedding[tokens]]  # grows in the order of the sources
@@ -53,7 +78,7 @@ def slow_run(
         stream = base.expand_as(written[0])
         for source in range(int(graph.n_readable[receiver])):
             stream = stream + carried(source, receiver, written[source])
-        return model.normalise(stream)
+        return parts.normalise(stream)
 
     future = positions[:, None] < positions[None, :]
     for layer in range(spec.n_layers):
@@ -64,11 +89,11 @@ def slow_run(
             q = reads(graph.receiver(layer, "q", h)) @ attention.W_q[h] + attention.b_q[h]
             k = reads(graph.receiver(layer, "k", g)) @ attention.W_k[g] + attention.b_k[g]
             v = reads(graph.receiver(layer, "v", g)) @ attention.W_v[g] + attention.b_v[g]
-            scores = model.rotate(q, positions) @ model.rotate(k, positions).mT * attention.scale
-            pattern = scores.masked_fill(future, float("-inf")).softmax(-1)
-            heads.append(pattern @ v @ attention.W_o[h])
+            q, k = (parts.query_or_key(model.rotate(x, positions)) for x in (q, k))
+            scores = (q @ k.mT * attention.scale).masked_fill(future, float("-inf"))
+            heads.append(parts.softmax(scores) @ parts.value(v) @ attention.W_o[h])
         written += heads
         base = base + attention.b_o
-        written.append(model.mlp[layer](reads(graph.receiver(layer, "mlp"))))
+        written.append(parts.mlp(layer, reads(graph.receiver(layer, "mlp"))))
     assert len(written) == graph.n_sources
     return written, model.unembed(reads(graph.logits))

@@ -24,7 +24,7 @@ from mechrl.behaviours import Pairs
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
-from tests.slow import slow_circuit_logits, slow_run
+from tests.slow import Parts, slow_circuit_logits, slow_run
 from tests.tiny import tiny, tiny_pairs
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
@@ -75,8 +75,8 @@ def test_scores_equal_those_of_eap_ig(seed):
 class Slow:
     """Everything from activations and one autograd gradient per receiver, with no mask in sight."""
 
-    def __init__(self, engine: Engine, pairs: Pairs, metric: str) -> None:
-        self.model, self.graph = engine.model, engine.graph
+    def __init__(self, engine: Engine, pairs: Pairs, metric: str, parts: Parts | None = None) -> None:
+        self.model, self.graph, self.parts = engine.model, engine.graph, parts
         self.objective = loss(metric, pairs, engine)
         self.tokens = torch.tensor(pairs.clean)
         self.clean, _ = slow_run(self.model, self.tokens, lambda u, v, now: now)
@@ -91,7 +91,7 @@ class Slow:
                 now = self.corrupt[source] + position * (self.clean[source] - self.corrupt[source])
             return now + probes[receiver] if source == 0 else now
 
-        logits = slow_run(self.model, self.tokens, carried)[1][:, -1]
+        logits = slow_run(self.model, self.tokens, carried, self.parts)[1][:, -1]
         return torch.autograd.grad(self.objective(logits[None])[0].mean(), probes, materialize_grads=True)
 
     def scores(self, positions, group: set[int], sources: set[int]) -> np.ndarray:

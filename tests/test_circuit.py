@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mechrl.circuit
-from mechrl.circuit import Circuit, count_edges
+from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
 from mechrl.graph import Graph
@@ -240,12 +240,6 @@ def test_a_graph_that_no_model_has_is_refused_before_it_is_built(tmp_path: Path,
     with pytest.raises(MechRLError, match="graph") as caught:
         Circuit.load(write(tmp_path / "circuit.json", graph=shape, edges=[], order=[], scores=None))
     assert "\n" not in str(caught.value)
-
-
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
-def test_edges_are_counted_without_building_the_graph(layers: int, group: int, kv_heads: int) -> None:
-    shape = layers, group * kv_heads, kv_heads
-    assert count_edges(*shape) == Graph(*shape).n_edges
 
 
 def test_a_file_nested_too_deeply(tmp_path: Path) -> None:

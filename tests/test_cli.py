@@ -27,6 +27,7 @@ COMMANDS = [
     "adapt",
     "search",
     "validate",
+    "metrics",
     "compare",
     "reproduce",
     "train",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechrl.errors import MechRLError
-from mechrl.graph import Graph
+from mechrl.graph import Graph, count_edges
 
 SHAPES = [(1, 1, 1), (2, 4, 4), (3, 4, 2), (2, 6, 1)]
 
@@ -102,3 +102,9 @@ def test_pruning_is_the_fixed_point(shape, seed, density):
     some = np.zeros_like(masks)
     some[:, edges] = masks[:, edges]
     assert (graph.prune(masks[:, edges], edges) == graph.prune(some)[:, edges]).all()
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
+def test_edges_are_counted_without_building_the_graph(layers: int, group: int, kv_heads: int) -> None:
+    shape = layers, group * kv_heads, kv_heads
+    assert count_edges(*shape) == Graph(*shape).n_edges

@@ -13,14 +13,16 @@ import pytest
 from safetensors.torch import load_file
 
 from mechrl.circuit import Circuit
+from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model
 
 # States are first saved after ten seconds, which these runs do not take: here after every step.
 RUN = """
-import mechrl.search.command as command
 from mechrl import cli
-command._SAVE_EVERY = 0.0
+from mechrl.agents.planner import discover_command
+from mechrl.search import command
+command._SAVE_EVERY = discover_command._SAVE_EVERY = 0.0
 cli.main()
 """
 MODEL = ["--model", "model", "--device", "cpu", "--force"]
@@ -28,10 +30,11 @@ SMALL = ["--k", "40", "--pairs", "4", "--transitions", "16", "--envs", "4", "--s
 COMMANDS = {
     "blockwise": ["search", "blockwise", "ioi", "--pairs", "4", *MODEL],
     "edge-pruning": ["search", "edge-pruning", "ioi", "--pairs", "4", "--k", "60", *MODEL],
+    "discover": ["discover", "ioi", "--planner", "planner", "--pairs", "4", "--budget", "150", *MODEL],
     "adapt": ["adapt", "ioi", "--iterations", "4", "--rollouts", "1", *SMALL, *MODEL],
     "train": ["train", "--behaviours", "ioi,acronyms", "--iterations", "6", "--width", "16", *SMALL, *MODEL],
 }
-SAVED = ("state.safetensors", "checkpoint.safetensors")
+SAVED = ("state.safetensors", "planner.safetensors", "checkpoint.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
     write_model(tmp_path / "model", layers=2)
+    (tmp_path / "planner").mkdir()
+    make_network(tmp_path / "planner")
 
 
 def start(command: list[str], out: str, threads: int) -> subprocess.Popen:
@@ -78,7 +83,15 @@ def saved() -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "threads"),
-    [("blockwise", 1), ("edge-pruning", 1), ("adapt", 1), ("train", 1), ("train", 2), ("train", 3)],
+    [
+        ("blockwise", 1),
+        ("edge-pruning", 1),
+        ("discover", 1),
+        ("adapt", 1),
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+    ],
 )
 def test_killed_and_resumed_equals_straight(name: str, threads: int) -> None:
     command = COMMANDS[name]
@@ -103,10 +116,47 @@ def test_killed_and_resumed_equals_straight(name: str, threads: int) -> None:
             json.loads(line)["iteration"] for line in Path("killed/metrics.jsonl").read_text().splitlines()
         ]
         assert rows == list(range(1, len(rows) + 1))
-    left = [
-        path.name for path in Path("killed").rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"
-    ]
-    assert not left
+    assert not left_behind()
+
+
+def left_behind() -> list[str]:
+    return [p.name for p in Path("killed").rglob("*") if p.name.endswith(".tmp") or p.name == ".lock"]
+
+
+TRAIN_PLANNER = ["planner", "train", "--behaviours", "ioi,gendered-pronoun", "--draws", "0", "--states", "1"]
+TRAIN_PLANNER += ["--rounds", "2", "--epochs", "2", "--device", "cpu"]
+
+
+def planner_s_files(folder: str) -> dict[str, bytes]:
+    """What was collected and fitted; cells also say how long it took."""
+    found = sorted(Path(folder).rglob("*.safetensors"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_planner_that_is_killed_while_it_collects_and_fits_is_the_same() -> None:
+    """Killed whenever there is another file: after walks, and between a fit and what follows from it."""
+    finish(start(TRAIN_PLANNER, "straight", 1))
+    kills, expected = 0, planner_s_files("straight")
+    assert {Path(name).parts[0] for name in expected} == {
+        "round-1",
+        "round-2",
+        "after-1",
+        "model.safetensors",
+    }
+    while True:
+        before, process = planner_s_files("killed"), start(TRAIN_PLANNER, "killed", 1)
+        while process.poll() is None and planner_s_files("killed") == before:
+            time.sleep(0.01)
+        process.kill()
+        said = process.communicate()[1]
+        if process.returncode != -9:
+            break
+        kills += 1
+    assert process.returncode == 0, said
+    assert kills >= 4  # two rounds of walks, and a fit between them
+    assert planner_s_files("killed") == expected and not left_behind()
 
 
 FETCH = """

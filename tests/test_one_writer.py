@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mechrl import cli
+from mechrl.one_writer import only_writer
 
 SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--device", "cpu", "--force"]
 LONG = ["--pairs", "4", "--device", "cpu", "--whole-graph", "--force"]
@@ -23,6 +24,10 @@ COMMANDS = {
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
     "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"],
     "adapt": ["adapt", "ioi", *SMALL, "--iterations", "1", "--rollouts", "0", "--out", "out"],
+    "discover": ["discover", "ioi", "--device", "cpu", "--out", "out"],
+    "planner collect": ["planner", "collect", "--device", "cpu", "--out", "out"],
+    "planner fit": ["planner", "fit", "records", "--device", "cpu", "--out", "out"],
+    "planner train": ["planner", "train", "--device", "cpu", "--out", "out"],
     "compare": ["compare", "--behaviours", "ioi", "--methods", "greedy", "--device", "cpu", "--out", "out"],
     "reproduce": ["reproduce", "--quick", "--device", "cpu", "--out", "out"],
 }
@@ -73,12 +78,14 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
 
 
 def test_what_a_killed_writer_left_half_written_is_removed() -> None:
-    Path("out").mkdir()
-    ours, theirs = Path("out/.circuit.json.4242.0123abcd.tmp"), Path("out/.notes.tmp")
-    for path in (ours, theirs):
+    folder = Path("out")
+    ours = [folder / place / ".circuit.json.4242.0123abcd.tmp" for place in ("", "cells", "records")]
+    theirs = [folder / ".notes.tmp", folder / "another" / ours[0].name]
+    for path in ours + theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("half")
-    assert cli.run(COMMANDS["deploy"]) == 0
-    assert not ours.exists() and theirs.exists()
+    with only_writer(folder):
+        assert not any(path.exists() for path in ours) and all(path.exists() for path in theirs)
 
 
 def test_a_command_that_fails_leaves_no_lock_and_no_folder() -> None:

@@ -8,6 +8,8 @@ from typing import get_args
 import pytest
 
 from mechrl import cli
+from mechrl.agents.planner.fit import FitSettings
+from mechrl.agents.planner.session import DiscoverSettings
 from mechrl.errors import MechRLError
 from mechrl.evaluate.compare import parse_seeds
 from mechrl.rl.ppo import PPOConfig
@@ -19,11 +21,13 @@ from tests.viewer.circuits import SMALL, random_circuit
 # what a command cannot do without
 GIVEN = {
     "mechrl discover": ["ioi"],
+    "mechrl deploy": ["ioi"],
     "mechrl adapt": ["ioi"],
     "mechrl search": ["acdc", "ioi"],
     "mechrl validate": ["circuit.json"],
     "mechrl export": ["circuit.json", "--html", "page.html"],
     "mechrl view": ["circuit.json"],
+    "mechrl planner fit": ["records"],
 }
 
 
@@ -37,8 +41,9 @@ NUMBERS = [
     (name, parameter)
     for name, command in every_command().items()
     for parameter in command.params
-    if kind(parameter) and parameter.param_type_name == "option"
+    if kind(parameter) and parameter.param_type_name == "option" and parameter.name != "tau"
 ]
+TAU = [name for name, command in every_command().items() if any(p.name == "tau" for p in command.params)]
 ONE = pytest.mark.parametrize(
     ("name", "option"), NUMBERS, ids=lambda x: x if isinstance(x, str) else x.opts[-1]
 )
@@ -66,7 +71,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_there_are_numbers():
-    assert len(NUMBERS) > 50
+    assert len(NUMBERS) > 50 and len(TAU) > 4
 
 
 @ONE
@@ -90,6 +95,13 @@ def test_what_is_outside_is_refused_before_anything_is_loaded(
         assert option.opts[-1] in line and "--help`" in line
 
 
+@pytest.mark.parametrize("name", TAU)
+def test_tau_lies_between_0_and_1_and_is_neither(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("0", "1", "-1", "1e300", "inf", "nan"):
+        line = refused([*name.split()[1:], *GIVEN.get(name, []), f"--tau={value}"], capsys)
+        assert "tau must lie between 0 and 1" in line
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,6 +123,12 @@ def test_what_is_outside_is_refused_before_anything_is_loaded(
         "validate circuit.json --model=",
         "export circuit.json --html page.html --model=",
         "compare --model=",
+        "discover ioi --model=",
+        "discover ioi --budget 1000000000000",
+        "planner collect --model=",
+        f"planner collect --draws {2**70}",
+        "planner train --draws 0,-1",
+        "planner fit records --epochs 1000000000000",
     ],
 )
 def test_what_was_found_out_too_late(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +142,8 @@ def test_one_range_for_all_seeds(seed: int) -> None:
         lambda: Settings("acdc", seed=seed),
         lambda: Deployment(seed=seed),
         lambda: PPOConfig(seed=seed),
+        lambda: DiscoverSettings(seed=seed),
+        lambda: FitSettings(seed=seed),
     ):
         with pytest.raises(MechRLError, match=r"a seed lies between 0 and 2\*\*32 - 1"):
             use()

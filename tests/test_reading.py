@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save
 
 from mechrl import cli
 from mechrl.rl import rollout
+from mechrl.sealed import read_sealed
+from tests.fuzz.planner import make_network
 from tests.viewer.circuits import SMALL, random_circuit
 
 POLICY = rollout.SHIPPED / "toy"
@@ -26,6 +29,8 @@ ROW = {
     "foil": " Rome",
 }
 SEARCH = ["search", "acdc", "ioi", "--pairs", "2", "--device", "cpu", "--force", "--out", "out"]
+
+DISCOVER = ["discover", "ioi", "--planner", "planner", "--device", "cpu", "--force", "--out", "out"]
 
 
 def zeros(path: Path) -> None:
@@ -74,6 +79,11 @@ READ: dict[str, tuple[str, list[str]]] = {
     "state": ("out/state.safetensors", [*SEARCH, "--resume"]),
     "model": ("model/config.json", ["behaviours", "--model", "model"]),
     "GGUF": ("m.gguf", ["behaviours", "--model", "m.gguf"]),
+    "planner": ("planner/model.safetensors", DISCOVER),
+    "planner's state": ("out/planner.safetensors", [*DISCOVER, "--resume"]),
+    "planner's records": ("mine/records/a.safetensors", ["planner", "fit", "mine", "--out", "fitted"]),
+    "network of a walk": ("n.safetensors", ["planner", "collect", "--network", "n.safetensors"]),
+    "notes": ("c.notes.json", ["export", "c.json", "--no-model", "--html", "page.html"]),
 }
 
 
@@ -82,8 +92,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
     shutil.copytree(POLICY, "policy")
-    for folder in ("out", "model"):
-        Path(folder).mkdir()
+    for folder in ("out", "model", "planner", "mine/records"):
+        Path(folder).mkdir(parents=True)
+    make_network(Path("planner"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,6 +126,8 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_files_that_never_end(reader: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     path, command = READ[reader]
     Path(path).unlink(missing_ok=True)
+    if reader == "notes":
+        random_circuit(SMALL, 20).save(Path("c.json"))
     KINDS[kind](Path(path))
     said = refused(command, capsys)
     assert path in said or Path(path).parent.name in said
@@ -141,7 +154,17 @@ def test_a_state_that_is_nested_deeply_within(capsys: pytest.CaptureFixture[str]
     assert "not the state of a search" in refused([*SEARCH, "--resume"], capsys)
 
 
-@pytest.mark.parametrize("width", [0, -1, 10**9, 1.5, True, "8", None, [8]])
+@pytest.mark.parametrize("hidden", [0, 20_000, 10**9, 10**12, "8", None])
+def test_a_network_is_as_large_as_its_file(hidden: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it claims, and without a checksum that would tell."""
+    path = Path("planner/model.safetensors")
+    arrays, texts = read_sealed(path)
+    texts["config"] = json.dumps(json.loads(texts["config"]) | {"hidden": hidden})
+    path.write_bytes(save(arrays, texts))
+    assert "not a planner, or damaged" in refused(DISCOVER, capsys)
+
+
+@pytest.mark.parametrize("width", [0, -1, 50_000, 10**9, 1.5, True, "8", None, [8]])
 def test_a_policy_of_no_width(width: object, capsys: pytest.CaptureFixture[str]) -> None:
     known = json.loads(Path("policy/config.json").read_text())
     Path("policy/config.json").write_text(json.dumps(known | {"width": width}))

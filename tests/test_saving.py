@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
 
-from mechrl import cli
+from mechrl import cli, saving
+from mechrl.agents.planner import command as planner_command
+from mechrl.agents.planner import fit as fitting
+from mechrl.agents.planner import jobs as planner_jobs
+from mechrl.agents.planner.collect import Walk
 from mechrl.circuit import Circuit
-from mechrl.evaluate import work
 from mechrl.evaluate.work import Cell, Desk, Place
+from mechrl.files import CannotWrite
 from mechrl.search import command as searching
 from mechrl.search.problem import State
 from tests.evaluate import work_jobs
+from tests.fuzz.planner import some_network, some_record
 from tests.test_bad_input import room_for
 
 SMALL = [
@@ -64,13 +71,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Disk:
     """Full for the files of some names, in some of the attempts to write them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, times: float = math.inf) -> None:
         self.names, self.full, self.refused = names, True, 0
         sync = os.fsync
 
         def fsync(descriptor: int) -> None:
-            if self.full and any(
-                f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}") for name in self.names
+            if (
+                self.full
+                and self.refused < times
+                and any(f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}") for name in self.names)
             ):
                 self.refused += 1
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,7 +254,7 @@ def test_metrics_wait_until_there_is_room(
 def test_a_cells_result_is_kept_until_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "RETRY", 0.0)
+    monkeypatch.setattr(saving, "RETRY", 0.0)
     place, cell = Place(tmp_path, work_jobs.do, work_jobs.hands), Cell("test", {"method": "works", "seed": 0})
     done, tries = [], []
     write, job = Place.write, place.job
@@ -253,8 +262,6 @@ def test_a_cells_result_is_kept_until_it_can_be_written(
     def full_twice(self: Place, *arguments: object, **what: object) -> None:
         tries.append(arguments)
         if len(tries) < 3:
-            from mechrl.files import CannotWrite
-
             raise CannotWrite("no room")
         write(self, *arguments, **what)  # type: ignore[arg-type]
 
@@ -262,7 +269,38 @@ def test_a_cells_result_is_kept_until_it_can_be_written(
     counted = Place(tmp_path, lambda hands, cell: done.append(1) or job(hands, cell), place.hands)  # type: ignore[func-returns-value]
     assert Desk(counted).do(cell) == "finished" and place.done(cell)
     assert len(done) == 1 and len(tries) == 3
-    monkeypatch.setattr(work, "PATIENCE", -1.0)
+    monkeypatch.setattr(saving, "PATIENCE", -1.0)
     tries.clear()
     other = Cell("test", {"method": "works", "seed": 1})
     assert Desk(counted).do(other) == "finished" and place.record(other) is None
+
+
+def test_a_walk_and_a_fitted_network_are_kept_until_they_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nobody asks to stop: then it is said what could not be written."""
+    monkeypatch.setattr(saving, "RETRY", 0.0)
+    cell = Cell("collect", {"behaviour": "ioi", "seed": 0})
+    place, model = (
+        Place(tmp_path, planner_jobs.collect, lambda place: None),
+        SimpleNamespace(name="m", checksum="c"),
+    )
+    monkeypatch.setattr(planner_jobs, "walk", lambda *_: Walk([some_record(8, 3)], passes=1.0, seconds=2.0))
+    monkeypatch.setattr(fitting, "fit", lambda *_: some_network())
+
+    def collect() -> None:
+        planner_jobs.collect(model, place, cell, "ioi", 0, None, {})  # type: ignore[arg-type]
+
+    def fit(stopped: list[int]) -> None:
+        planner_command.fit([tmp_path], tmp_path / "planner", None, fitting.FitSettings(), "cpu", stopped)
+
+    for job, name, path in (
+        (collect, f"{cell.name}.safetensors", planner_jobs.records_of(place, cell)),
+        (lambda: fit([]), "model.safetensors", tmp_path / "planner" / "model.safetensors"),
+    ):
+        disk = Disk(monkeypatch, name, times=2)
+        job()
+        assert disk.refused == 2 and path.exists()
+    Disk(monkeypatch, "model.safetensors")
+    with pytest.raises(CannotWrite, match="make room"):
+        fit([2])

@@ -9,6 +9,7 @@ With D(u) = a_corr(u) − a_clean(u) and x_v the stream that v reads before its 
     EAP            S_uv = D(u) · ∂L/∂x_v at the clean run, the first-order estimate of `exact`
     EAP-IG         the same D, the gradient averaged over m runs on the way from the corrupted to the clean run: of the token
                    embedding (`inputs`), or of one group of nodes at a time (`activations`)
+    GIM, RelP      EAP with another backward pass, at its price (engine/rules.py)
     mask gradients S_uv = −(average of ∂L/∂M_uv at αM, α = ½/m, 3/2/m, …), from a circuit M down to the empty one
 
 The engine gives ∂L/∂M_uv = ∂L/∂x_v · (a_now(u) − a_corr(u)) for real-valued masks M, and every method here is minus such a gradient:
@@ -31,7 +32,8 @@ import torch
 import mechrl
 from mechrl.behaviours.base import Metric, Pairs, metric_value
 from mechrl.engine import Engine
-from mechrl.engine.engine import Objective
+from mechrl.engine.readout import Objective
+from mechrl.engine.rules import GIM, RELP, Rules
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
 from mechrl.files import cache as cache_folder
@@ -40,7 +42,7 @@ from mechrl.sealed import read_sealed, sealed
 # Where the integration stands at its m steps: the paper and the current public code of EAP-IG take k = 0 … m−1 of m (the corrupted
 # end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).
 Convention = Literal["from-corrupt", "to-clean"]
-Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "exact"]
+Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "gim", "relp", "mask-gradients", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
 NEGATIVE = 0.3
 ORDERS = (
@@ -66,9 +68,9 @@ def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
     return lambda logits: -metric_value(metric, logits, pairs)
 
 
-def eap(engine: Engine, objective: Objective) -> np.ndarray:
-    """[E] EAP. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
-    return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective)[0]
+def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
+    """[E] EAP, or GIM or RelP by their `rules`. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
+    return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
 
 
 def eap_ig_inputs(
@@ -155,8 +157,10 @@ def attribute(
 ) -> np.ndarray:
     """[E] the scores of every edge by a method and a metric, both by name."""
     objective = loss(metric, pairs, engine)
-    if method == "eap":
-        return eap(engine, objective)
+    if method in ("eap", "gim", "relp"):
+        return eap(engine, objective, {"gim": GIM, "relp": RELP}.get(method))
+    if method == "mask-gradients":
+        return integrated_mask_gradients(engine, objective=objective, steps=steps)
     if method == "exact":
         return exact(engine, objective)
     if method == "eap-ig-inputs":
@@ -231,7 +235,7 @@ def _determinants(
     engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
 ) -> str:
     """Everything that the scores depend on."""
-    integrated = method in ("eap-ig-inputs", "eap-ig-activations")
+    stepped = method in ("eap-ig-inputs", "eap-ig-activations", "mask-gradients")
     return json.dumps(
         {
             "version": mechrl.__version__,
@@ -243,8 +247,8 @@ def _determinants(
             "answers": None if metric == "kl" else [pairs.answers, pairs.foils],
             "metric": metric,
             "method": method,
-            "steps": steps if integrated else None,
-            "convention": convention if integrated else None,
+            "steps": steps if stepped else None,
+            "convention": convention if stepped and method != "mask-gradients" else None,
         },
         sort_keys=True,
     )
@@ -285,8 +289,10 @@ def _gradient(
     objective: Objective | None,
     edges: np.ndarray | None = None,
     against_full: bool = False,
+    rules: Rules | None = None,
 ) -> np.ndarray:
-    return engine.gradient(weights, edges, objective, against_full).gradient.double().cpu().numpy()
+    found = engine.gradient(weights, edges, objective, against_full, rules=rules)
+    return found.gradient.double().cpu().numpy()
 
 
 def _mean(values: torch.Tensor) -> np.ndarray:

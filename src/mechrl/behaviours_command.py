@@ -9,6 +9,7 @@ import typer
 
 from mechrl import options
 from mechrl.errors import FileError
+from mechrl.ranges import MOST_PAIRS
 from mechrl.terminal import Live, answer, answer_json, answer_table, say, working
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def behaviours_command(
         ),
     ] = None,
     pairs: Annotated[
-        int, typer.Option(min=1, rich_help_panel=options.BUDGET, help="Test pairs per behaviour.")
+        int,
+        typer.Option(min=1, max=MOST_PAIRS, rich_help_panel=options.BUDGET, help="Test pairs per behaviour."),
     ] = 50,
     bos: options.Bos = "auto",
     device: options.Device = "auto",

@@ -16,15 +16,13 @@ import mechrl
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.graph import Graph
+from mechrl.graph import Graph, checked_graph
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
 from mechrl.reading import read_json
 
 FORMAT = 1
-# Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
-_MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -338,31 +336,11 @@ class Circuit:
         )
 
     def to_eap_ig(self, path: Path | str) -> None:
-        """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit.
+        """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit."""
+        from mechrl import eap_ig
 
-        Those tools have a k and a v input for every head. With grouped-query attention ours belong to the KV head, which computes
-        them once for its group: each such edge is written once per head of the group, with the same score.
-        """
-        graph, importance, group = self.graph, self.importance(), self.graph.n_heads // self.graph.n_kv_heads
-        kept = graph.prune(self.mask)
-        edges: dict[str, dict[str, Any]] = {}
-        receivers = [_names_of_heads(name, group) for name in graph.receiver_names]
-        for e in range(graph.n_edges):
-            entry = {"score": float(str(np.float32(importance[e]))), "in_graph": bool(kept[e])}
-            for receiver in receivers[int(graph.edge_receiver[e])]:
-                edges[f"{graph.source_names[int(graph.edge_source[e])]}->{receiver}"] = entry
-        inside = {"input", "logits"} | {graph.source_names[s] for s in np.unique(graph.edge_source[kept])}
-        file = {
-            "cfg": {
-                "n_layers": graph.n_layers,
-                "n_heads": graph.n_heads,
-                "parallel_attn_mlp": False,
-                "d_model": self.d_model,
-            },
-            "nodes": {name: {"in_graph": name in inside} for name in [*graph.source_names, "logits"]},
-            "edges": edges,
-        }
-        write_atomically(Path(path), _encode(file))
+        importance, kept = self.importance(), self.graph.prune(self.mask)
+        eap_ig.write_json(Path(path), self.graph, self.d_model, importance, kept)
 
 
 def views() -> Any:
@@ -447,27 +425,7 @@ def _settings(known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _graph(shape: _Fields) -> Graph:
-    """The graph of a file, refused by its size before anything of that size is made."""
-    L, H, G = (shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads"))
-    if H % G:
-        raise ValueError(f"graph.n_heads {H} is not a multiple of graph.n_kv_heads {G}")
-    if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:
-        raise ValueError(f"a graph of {L:,} layers of {H:,} heads is too large")
-    return Graph(L, H, G)
-
-
-def count_edges(L: int, H: int, G: int) -> int:
-    """`Graph.n_edges` without building anything: Σ_l [(1 + l(H + 1))(H + 2G + 1) + H] + 1 + L(H + 1)."""
-    return (L + (H + 1) * L * (L - 1) // 2) * (H + 2 * G + 1) + L * H + 1 + L * (H + 1)
-
-
-def _names_of_heads(receiver: str, group: int) -> list[str]:
-    """`a3.kv1<k>` with three heads a group is `a3.h3<k>`, `a3.h4<k>` and `a3.h5<k>`; every other name is itself."""
-    layer, kv, rest = receiver.partition(".kv")
-    if not kv:
-        return [receiver]
-    head, kind = int(rest[:-3]), rest[-3:]
-    return [f"{layer}.h{h}{kind}" for h in range(head * group, (head + 1) * group)]
+    return checked_graph(*(shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads")))
 
 
 def _shape(graph: Graph) -> str:

@@ -23,6 +23,7 @@ from mechrl.agents.planner.discover_command import discover_command
 from mechrl.behaviours_command import behaviours_command, check_command
 from mechrl.errors import MechRLError
 from mechrl.evaluate.command import compare_command, reproduce_command, validate_command
+from mechrl.evaluate.metrics_command import metrics_command
 from mechrl.files import advice
 from mechrl.ranges import MOST_AT_ONCE
 from mechrl.rl.command import adapt_command, deploy_command, train_command
@@ -96,6 +97,7 @@ app.command("deploy")(deploy_command)
 app.command("adapt")(adapt_command)
 app.command("search")(search_command)
 app.command("validate")(validate_command)
+app.command("metrics")(metrics_command)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce_command)
 app.command("train")(train_command)
@@ -183,6 +185,59 @@ def bench_engine(
     answer(
         f"{result['model']} on {result['device']}: a plain transformers forward of {result['pairs']} prompts takes"
         f" {result['yardstick_ms']:.1f} ms; peak memory {result['peak_memory_mb']:,.0f} MB"
+    )
+
+
+@bench_app.command("search")
+def bench_search(
+    method: Annotated[str, typer.Argument(help="As for `mechrl search`.", show_default=False)],
+    behaviour: options.Behaviour,
+    model: options.Model = "toy",
+    tau: options.Tau = 0.9,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Seconds, passes and milliseconds a pass from start to circuit, split into phases.
+
+    The circuit holds on discovery pairs. Scores of earlier runs are not used.
+
+    Examples:
+
+    - `mechrl bench search blockwise ioi`
+    - `mechrl bench search blockwise gendered-pronoun --model smollm2 --json`
+    """
+    from mechrl import bench_search as bench
+    from mechrl.behaviours import get_behaviour
+    from mechrl.models import load_model, resolve_device
+    from mechrl.search.run import Settings
+
+    where = resolve_device(device)
+    chosen = Settings(method, tau=tau, seed=seed)  # type: ignore[arg-type]  # checked there
+    subject = get_behaviour(behaviour)
+    with Live("bench") as live:
+        result = bench.bench_search(
+            lambda: load_model(model, device=where), subject, chosen, where, live.show
+        )
+    if as_json:
+        answer_json(result)
+        return
+    rows = [
+        [
+            r["name"],
+            *(f"{r[key]:.2f}" for key in ("seconds", "cpu")),
+            f"{r['passes']:,.0f}",
+            str(r["calls"] or ""),
+            "" if r["ms_per_pass"] is None else f"{r['ms_per_pass']:,.1f}",
+        ]
+        for r in result["phases"]
+    ]
+    rows += [[r["what"], "", "", "", "", f"{r['ms_per_circuit']:,.1f}"] for r in result["circuits"]]
+    answer_table(["phase", "seconds", "CPU seconds", "passes", "calls", "ms a pass"], rows)
+    total = sum(r["seconds"] for r in result["phases"])
+    answer(
+        f"{result['behaviour']} in {result['model']} by {result['method']} on {result['device']}: {result['edges']} edges,"
+        f" f {result['faithfulness']:.3f}, {result['passes']:,.0f} passes, {total:.1f} s from start to circuit"
     )
 
 

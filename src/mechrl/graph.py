@@ -306,3 +306,21 @@ class EdgeSet:
             -1
         )  # of no circuit, too
         return np.concatenate([by_head, by_kv, by_kv], axis=1)
+
+
+# Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
+_MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
+
+
+def checked_graph(L: int, H: int, G: int) -> Graph:
+    """The graph of a file, refused by its size before anything of that size is made."""
+    if min(L, H, G) < 1 or H % G:
+        raise ValueError(f"{H} heads do not share {G} KV heads evenly in {L} layers")
+    if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:
+        raise ValueError(f"a graph of {L:,} layers of {H:,} heads is too large")
+    return Graph(L, H, G)
+
+
+def count_edges(L: int, H: int, G: int) -> int:
+    """`Graph.n_edges` without building anything: Σ_l [(1 + l(H + 1))(H + 2G + 1) + H] + 1 + L(H + 1)."""
+    return (L + (H + 1) * L * (L - 1) // 2) * (H + 2 * G + 1) + L * H + 1 + L * (H + 1)

@@ -30,6 +30,7 @@ LOCK = ".lock"
 _OURS = (
     "circuit.json",
     "state.safetensors",
+    "planner.safetensors",
     "run.json",
     "metrics.jsonl",
     "checkpoint.safetensors",
@@ -37,6 +38,7 @@ _OURS = (
     "model.safetensors",
 )
 _LEFT_BEHIND = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")  # what `write_atomically` leaves when it is killed
+_PLACES = ("", "cells", "records")  # of a folder; what else is in it may be another command's
 _held: set[tuple[str, int]] = set()  # folder and thread: a command may ask for its own folder again
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +79,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         raise CannotWrite(f"{folder}: cannot be written ({exc.strerror}); {advice(exc.errno)}") from exc
     _held.add(key)
     try:
-        for left in folder.glob(".*.tmp"):
+        for left in (left for place in _PLACES for left in (folder / place).glob(".*.tmp")):
             if _LEFT_BEHIND.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         yield

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 import zlib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,11 +85,28 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
+def count(value: Any) -> int:
+    """A whole number from 0 on, and True is none."""
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def number(value: Any) -> float:
+    """A finite number, and True is none."""
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        raise ValueError(f"{str(value)[:40]!r} is no number, or far too large")
+    return float(value)
+
+
 def made_of(cls: type[T], known: Any) -> T:
-    """A dataclass from a JSON object whose fields must be of the kind of their defaults: numbers finite, counts from 1 on."""
+    """A dataclass from a JSON object whose fields must be of the kind of their defaults: numbers finite, counts from 1 on.
+
+    A field without a default is a count, and must be there.
+    """
     if not isinstance(known, dict):
         raise ValueError(f"{cls.__name__}: a JSON object is wanted")
-    kinds = {field.name: field.default for field in fields(cls)}  # type: ignore[arg-type]
+    kinds = {field.name: 1 if field.default is MISSING else field.default for field in fields(cls)}  # type: ignore[arg-type]
     for name, value in known.items():
         if name not in kinds:
             raise ValueError(f"{name!r} is unknown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,11 @@ from mechrl.terminal import answer, say
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
+
+PATIENCE, RETRY = (
+    600.0,
+    2.0,
+)  # seconds for which something that cannot be saved is kept, and between two attempts
 
 
 class Saving:
@@ -38,6 +44,21 @@ def not_saved(save: Callable[[], None]) -> CannotWrite | None:
     except CannotWrite as exc:
         return exc
     return None
+
+
+def patiently(
+    save: Callable[[], None],
+    stopping: Callable[[], bool] = lambda: False,
+    waiting: Callable[[CannotWrite], None] = lambda failed: None,
+) -> None:
+    """What took hours is not lost to a disk that is full for minutes: tried for ten of them, or until somebody asks to stop."""
+    saving, until = Saving(), time.monotonic() + PATIENCE
+    while not saving.attempt(save):
+        assert saving.failed is not None
+        if stopping() or time.monotonic() > until:
+            raise saving.failed
+        waiting(saving.failed)
+        time.sleep(RETRY)
 
 
 def keep(circuit: Circuit, path: Path) -> CannotWrite | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from mechrl.reading import check_regular
+from mechrl.reading import MOST, check_regular
 
 _SEAL = "sha256"  # an array like the others: two texts would be written in any order, and one state as different files
 
@@ -24,9 +25,11 @@ def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     return save(whole | {_SEAL: _checksum(whole, texts)}, dict(texts))
 
 
-def read_sealed(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What was put into it. A ValueError if it is damaged; files without a checksum, of older versions, are taken as they are."""
+def read_sealed(path: Path, needed: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What was put into it, and a ValueError if it is not that. Not `needed`: a file without a checksum is taken as it is."""
     check_regular(path)
+    if os.stat(path).st_size > MOST:
+        raise ValueError(f"larger than {MOST / 2**20:,.0f} MB")
     try:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -38,7 +41,9 @@ def read_sealed(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     ) as exc:  # no such file, or a kind of number that numpy does not have
         raise ValueError(f"not a safetensors file, or damaged ({exc})") from exc
     seal = arrays.pop(_SEAL, None)
-    if seal is not None and not np.array_equal(seal, _checksum(arrays, texts)):
+    if seal is None and not needed:
+        return arrays, texts
+    if seal is None or not np.array_equal(seal, _checksum(arrays, texts)):
         raise ValueError("it has changed since it was written")
     return arrays, texts
 

@@ -185,11 +185,12 @@ def _arrays(content: bytes, rng: Random) -> bytes:
     if how == 0:
         arrays[name] = array.reshape(-1)[: max(0, array.size - 1)]
     elif how == 1:
-        arrays[name] = array.astype(rng.choice((np.float32, np.float64, np.int64, np.uint8, bool)))
+        with np.errstate(invalid="ignore"):  # what is no number becomes some
+            arrays[name] = array.astype(rng.choice((np.float32, np.float64, np.int64, np.uint8, bool)))
     elif how == 2:
         arrays[name] = np.full_like(array, rng.choice((-1, 1, 2**31 - 1)) if array.dtype.kind == "i" else 1)
     elif how == 3 and array.dtype.kind == "f":
-        arrays[name] = np.full_like(array, rng.choice((np.nan, np.inf, -1e38)))
+        arrays[name] = np.full_like(array, rng.choice((np.nan, np.inf, np.finfo(array.dtype).min)))
     elif how == 4:
         arrays[name] = np.zeros((0, *array.shape), array.dtype)
     return save(arrays, texts or None)

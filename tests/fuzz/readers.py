@@ -37,7 +37,9 @@ from mechrl.rl.train import Run, _check_continues, _load, describe
 from mechrl.sealed import sealed
 from mechrl.search.problem import State
 from mechrl.search.run import Settings, check_continues
+from mechrl.viewer.command import read_notes
 from tests.behaviours.tokenizers import gpt2, word_level
+from tests.fuzz import planner
 from tests.tiny import TinyPairs, tiny
 from tests.viewer.circuits import SMALL, random_circuit
 
@@ -79,6 +81,15 @@ def read_circuit(folder: Path) -> None:
 
 def make_compressed(folder: Path) -> None:
     random_circuit(SMALL, 20).save(folder / "circuit.json.gz")
+
+
+def make_notes(folder: Path) -> None:
+    notes = {"pins": ["a0.1"], "names": {"a0.1": "the first"}, "groups": {"m1": "mine"}}
+    (folder / "circuit.notes.json").write_text(json.dumps(notes))
+
+
+def notes_of(folder: Path) -> None:
+    json.dumps(read_notes(folder / "circuit.json", random_circuit(SMALL, 20)))
 
 
 def make_jsonl(folder: Path) -> None:
@@ -316,6 +327,7 @@ def read_gguf(folder: Path) -> None:
 READERS = (
     Reader("circuit", make_circuit, read_circuit),
     Reader("circuit, compressed", make_compressed, lambda folder: Circuit.load(folder / "circuit.json.gz")),
+    Reader("notes", make_notes, notes_of),
     Reader("behaviour, JSONL", make_jsonl, read_behaviour),
     Reader("behaviour, CSV", make_csv, read_behaviour),
     Reader("policy", make_policy, read_policy),
@@ -332,4 +344,7 @@ READERS = (
     Reader("tokenizer, words", make_hub, read_hub, ("tokenizer.json",)),
     Reader("tokenizer, byte-level BPE", make_bpe, read_hub, ("tokenizer.json",)),
     Reader("GGUF", make_gguf, read_gguf),
+    Reader("planner", planner.make_network, planner.read_network),
+    Reader("planner's records", planner.make_records, planner.read_records),
+    Reader("planner's state", planner.make_left, planner.read_left),
 )

@@ -8,6 +8,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -68,24 +70,17 @@ class Fuzz:
 
 
 def main(seconds: float) -> int:
-    """All readers in turns, a hundred variants each time; counts at the end."""
-    until, seed, total = time.monotonic() + seconds, 1, {reader.name: Counter[str]() for reader in READERS}
+    """All readers in turns, a hundred variants each time; counts at the end, which Ctrl-C brings early."""
+    began, total = time.monotonic(), {reader.name: Counter[str]() for reader in READERS}
     printed: set[str] = set()
-    while time.monotonic() < until:
-        for reader in READERS:
-            with tempfile.TemporaryDirectory() as folder:
-                fuzz = Fuzz(reader, Path(folder), seed)
-                for _ in range(100):
-                    fuzz.one()
-            for key, n in fuzz.counts.items():
-                total[reader.name][key] = (
-                    max(total[reader.name][key], n) if "slowest" in key else total[reader.name][key] + n
-                )
-            for what in fuzz.found:
-                if (gist := what.splitlines()[0]) not in printed:
-                    printed.add(gist)
-                    print(what, file=sys.stderr, flush=True)
-        seed += 1
+    with suppress(KeyboardInterrupt):
+        for seed in count(1):
+            for reader in READERS:
+                if time.monotonic() - began > seconds:
+                    raise KeyboardInterrupt
+                _hundred(reader, seed, total[reader.name], printed)
+    minutes, processor = (time.monotonic() - began) / 60, time.process_time() / 60
+    print(f"{minutes:.0f} minutes, {processor:.0f} of them of a core, {seed - 1} rounds\n")
     print(
         "| reader | variants | refused | read | neither | slowest, ms |\n| --- | --- | --- | --- | --- | --- |"
     )
@@ -95,6 +90,22 @@ def main(seconds: float) -> int:
             f"| {name} | {variants:,} | {n['refused']:,} | {n['read']:,} | {n['FOUND']} | {n['slowest, ms']:,} |"
         )
     return any(n["FOUND"] for n in total.values())
+
+
+def _hundred(reader: Reader, seed: int, total: Counter[str], printed: set[str]) -> None:
+    """Variants of one reader's files; what is found is printed at once, one of a kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        fuzz = Fuzz(reader, Path(folder), seed)
+        try:
+            for _ in range(100):
+                fuzz.one()
+        finally:
+            for key, n in fuzz.counts.items():
+                total[key] = max(total[key], n) if "slowest" in key else total[key] + n
+    for what in fuzz.found:
+        if (gist := what.splitlines()[0]) not in printed:
+            printed.add(gist)
+            print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mechrl.engine.pairs_cache import PairsCache
-from mechrl.graph import Graph
 from mechrl.models.base import Model, Spec, rotate
 
 BUCKETS = (1, 4, 16, 64)
@@ -33,7 +32,7 @@ def bucket_of(n: int) -> int:
 
 
 def dense_bytes(spec: Spec, n_tokens: int, n_circuits: int, gradient: bool) -> int:
-    """Memory of a run of so many float32 circuits: rows and a layer's streams; for gradients those of all layers, and the rows' gradients."""
+    """Bytes of a float32 run: the rows and a layer's streams; for gradients those of all layers, and the rows' gradients."""
     graph = spec.graph
     stream = n_tokens * spec.d_model
     layer = 3 * graph.receivers_per_layer * stream + 6 * n_tokens * spec.d_mlp
@@ -210,6 +209,10 @@ class Few:
         self._runs: dict[tuple[int, bool], Dense] = {}
         self._places: tuple[np.ndarray, Tensor] | None = None
 
+    @property
+    def n_runs(self) -> int:
+        return len(self._runs)
+
     def final(self, values: np.ndarray, edges: np.ndarray) -> Tensor:
         """[C, B, d] the normalised last streams of circuits [C, n], bool or float, over `edges` [n]; valid until the next call."""
         run = self._filled(values, edges, gradient=False)
@@ -241,11 +244,6 @@ class Few:
         if self._places is None or self._places[0] is not edges:
             self._places = edges, torch.from_numpy(edges).to(self.model.device)
         return self._places[1]
-
-
-def few_circuits_fit(graph: Graph, budget: float, need: int, n: int, device: torch.device) -> bool:
-    """Whether so many circuits should come this way."""
-    return device.type == "cuda" and 0 < n <= MOST and need <= budget and graph.n_edges > 0
 
 
 def _project(x: Tensor, weight: Tensor) -> Tensor:

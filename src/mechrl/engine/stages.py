@@ -1,7 +1,8 @@
 """What the components of one stage compute: from the normalised streams of its jobs to the rows of its nodes.
 
 A row is a difference to the corrupted run. For a head it is (z − z_corr) W_O: the projection is linear, so the corrupted output
-itself is never needed. With gradients enabled nothing is written in place; without, results go straight into the store.
+itself is never needed. With gradients enabled nothing is written in place; without, results go straight into the store. With `rules`
+the values are the same and the derivatives are theirs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mechrl.engine.pairs_cache import LayerCache, PairsCache
 from mechrl.engine.plan import Heads, Stage
+from mechrl.engine.rules import Rules
 from mechrl.models.base import Model, rotate
 
 Groups = list[tuple[int, int, int]]  # (head, first job, behind the last job)
@@ -119,6 +121,7 @@ def attention_stage(
     x_last: Tensor,
     out_full: Tensor | None = None,
     out_last: Tensor | None = None,
+    rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d]."""
     weights, corrupted = model.attention[layer], cache.layers[layer]
@@ -133,16 +136,19 @@ def attention_stage(
     rows_full = x_full.new_empty(0, cache.n_tokens, model.spec.d_model)
     if index.full is not None:
         q_all = torch.cat([corrupted.q, _padded(q_full, corrupted.q, index.q_head, cache)])
-        z = scaled_dot_product_attention(
-            q_all[index.full.q], k_all[index.full.k], v_all[index.full.v], is_causal=True, scale=weights.scale
-        ).flatten(1, 2)
+        heads = q_all[index.full.q], k_all[index.full.k], v_all[index.full.v]
+        if rules is None:
+            z = scaled_dot_product_attention(*heads, is_causal=True, scale=weights.scale).flatten(1, 2)
+        else:
+            position = torch.arange(cache.n_positions, device=x_full.device)
+            z = rules.attend(*heads, position <= position[:, None], weights.scale).flatten(1, 2)
         z = z if cache.all_active else z[:, cache.token_place]
         rows_full = project(z - corrupted.z[index.full.head], weights.W_o, None, index.full.groups, out_full)
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
         rows_last = _last_heads(
-            model, layer, cache, corrupted, index, index.last, q_full, x_last, k_all, v_all, out_last
+            model, layer, cache, corrupted, index, index.last, q_full, x_last, k_all, v_all, out_last, rules
         )
     return rows_full, rows_last
 
@@ -159,6 +165,7 @@ def _last_heads(
     k_all: Tensor,
     v_all: Tensor,
     out: Tensor | None,
+    rules: Rules | None,
 ) -> Tensor:
     """One query per pair. A q input may be computed here, or at all positions because another head needs it there."""
     weights = model.attention[layer]
@@ -166,13 +173,11 @@ def _last_heads(
     q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
     q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
     visible = torch.arange(cache.n_positions, device=x_last.device) <= cache.last_position[:, None]  # [B, T]
-    z = scaled_dot_product_attention(
-        q_all[heads.q][:, :, None],
-        k_all[heads.k],
-        v_all[heads.v],
-        attn_mask=visible[:, None],
-        scale=weights.scale,
-    )[:, :, 0]
+    of_heads = q_all[heads.q][:, :, None], k_all[heads.k], v_all[heads.v]
+    if rules is None:
+        z = scaled_dot_product_attention(*of_heads, attn_mask=visible[:, None], scale=weights.scale)[:, :, 0]
+    else:
+        z = rules.attend(*of_heads, visible[:, None], weights.scale)[:, :, 0]
     return project(z - corrupted.z[:, cache.last_token][heads.head], weights.W_o, None, heads.groups, out)
 
 
@@ -184,9 +189,12 @@ def mlp_stage(
     x_last: Tensor,
     out_full: Tensor | None = None,
     out_last: Tensor | None = None,
+    rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows of the MLP, one a job."""
     corrupted, mlp = cache.layers[layer], model.mlp[layer]
+    if rules is not None:
+        return rules.mlp(mlp, x_full) - corrupted.mlp, rules.mlp(mlp, x_last) - corrupted.last.mlp
     if out_full is None or out_last is None:
         return mlp(x_full) - corrupted.mlp, mlp(x_last) - corrupted.last.mlp
     if len(x_full):

@@ -32,22 +32,19 @@ class BenchmarkMetrics:
 def benchmark_metrics(engine: Engine, pairs: Pairs, importance: np.ndarray | Circuit) -> BenchmarkMetrics:
     """CPR and CMD on the pairs of the engine. A circuit counts by its scores or, without any, by its removal order."""
     scores = importance.importance() if isinstance(importance, Circuit) else np.asarray(importance)
-    n_edges = engine.graph.n_edges
-    masks = np.zeros((2, len(FRACTIONS), n_edges), dtype=bool)
+    n_edges, parts = engine.graph.n_edges, FRACTIONS[:-1]  # all edges are the model: f = 1
+    masks = np.zeros((2, len(parts), n_edges), dtype=bool)
     for which, key in enumerate((scores, np.abs(scores))):
         best_first = np.argsort(-key, kind="stable")
-        for i, fraction in enumerate(FRACTIONS):
+        for i, fraction in enumerate(parts):
             masks[which, i, best_first[: int(fraction * n_edges)]] = True
     whole, empty = np.ones((1, n_edges), dtype=bool), np.zeros((1, n_edges), dtype=bool)
     every = np.concatenate([whole, empty, masks.reshape(-1, n_edges)])
-    m = (
-        engine.measure(every, lambda logits: metric_value("logit-difference", logits, pairs))
-        .double()
-        .mean(-1)
-        .cpu()
-        .numpy()
+    difference = engine.measure(every, lambda logits: metric_value("logit-difference", logits, pairs))
+    m = difference.double().mean(-1).cpu().numpy()
+    signed, absolute = np.pad(
+        ((m[2:] - m[1]) / (m[0] - m[1])).reshape(2, -1), ((0, 0), (0, 1)), constant_values=1.0
     )
-    signed, absolute = ((m[2:] - m[1]) / (m[0] - m[1])).reshape(2, -1)
     return BenchmarkMetrics(
         cpr=float(np.trapezoid(signed, FRACTIONS)),
         cmd=float(np.trapezoid(np.abs(1 - absolute), FRACTIONS)),

@@ -36,15 +36,11 @@ from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.files import CannotWrite, write_atomically
 from mechrl.one_writer import only_writer
 from mechrl.reading import read_json
-from mechrl.saving import Saving
+from mechrl.saving import patiently
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost
 GRACE = 60.0  # seconds to leave a state behind
-PATIENCE, RETRY = (
-    600.0,
-    2.0,
-)  # seconds for which a result that cannot be written is kept, and between two attempts
 _LABEL = ("kind", "behaviour", "method", "target", "seed")
 
 
@@ -183,13 +179,12 @@ class Desk:
         return "finished"
 
     def _insist(self, cell: Cell, status: str, **what: Any) -> None:
-        """A result that cannot be written is kept, and tried again: what took hours is not lost to a disk that is full for minutes."""
-        saving, until = Saving(), time.monotonic() + PATIENCE
-        while not saving.attempt(lambda: self.place.write(cell, status, **what)):
-            if stopping() or time.monotonic() > until:
-                return  # it has no file, so it is done again next time
-            tell(f"waiting to save its result: {saving.failed}")
-            time.sleep(RETRY)
+        with suppress(CannotWrite):  # it has no file, so it is done again next time
+            patiently(
+                lambda: self.place.write(cell, status, **what),
+                stopping,
+                lambda failed: tell(f"waiting to save its result: {failed}"),
+            )
 
 
 def _work(place: Place, connection: Connection) -> None:
@@ -224,7 +219,7 @@ def share_machine(place: Place) -> None:
     if place.jobs > 1 and str(place.context.get("device")).startswith("cuda"):
         import torch
 
-        from mechrl.engine.engine import share_memory
+        from mechrl.engine.memory import share_memory
 
         share_memory(torch.device(place.context["device"]), place.jobs)
 

@@ -74,12 +74,14 @@ class MLP:
         """The MLP's output, bias included, from the normalised stream [..., d]; in `out` [n, d] if given (it may be x itself)."""
         flat = x.reshape(-1, x.shape[-1])
         hidden = torch.addmm(self.b_in, flat, self.W_in)
-        act = _ACTIVATIONS[self.activation]
         if self.W_gate is None or self.b_gate is None:
-            hidden = act(hidden)
+            hidden = self.activate(hidden)
         else:
-            hidden = act(torch.addmm(self.b_gate, flat, self.W_gate)) * hidden
+            hidden = self.activate(torch.addmm(self.b_gate, flat, self.W_gate)) * hidden
         return torch.addmm(self.b_out, hidden, self.W_out, out=out).reshape(x.shape)
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        return _ACTIVATIONS[self.activation](hidden)
 
 
 _ACTIVATIONS = {
@@ -235,5 +237,5 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for key in sorted(tensors):
         tensor = tensors[key].to(torch.float32).contiguous()
         digest.update(f"{key}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).numpy())  # its bytes, in place
+        digest.update(tensor.reshape(-1).numpy().data)  # its bytes, in place
     return digest.hexdigest()

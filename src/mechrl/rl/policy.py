@@ -573,7 +573,10 @@ class Policy(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> Policy:
-        policy = cls(made_of(PolicyConfig, read_json(folder / "config.json")))
+        config = made_of(PolicyConfig, read_json(folder / "config.json"))
+        if config.width > MOST_WIDTH:
+            raise ValueError(f"a width of {config.width:,}")
+        policy = cls(config)
         policy.load_state_dict(load_file(folder / "model.safetensors"))
         return policy.to(device)
 

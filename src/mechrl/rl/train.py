@@ -230,7 +230,7 @@ class Run:
 
 
 def file_checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:

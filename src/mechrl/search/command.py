@@ -12,7 +12,7 @@ import typer
 from mechrl import options
 from mechrl.errors import MechRLError
 from mechrl.one_writer import one_writer
-from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.terminal import Live, answer, answer_json, say, stop_signals, working
 
@@ -31,8 +31,8 @@ def search_command(
     method: Annotated[
         str,
         typer.Argument(
-            callback=options.choice("top-n", "greedy", "acdc", "edge-pruning", "blockwise"),
-            help="`top-n`, `greedy`, `acdc`, `edge-pruning` or `blockwise`.",
+            callback=options.choice("top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"),
+            help="`top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka` or `blockwise`.",
             show_default=False,
         ),
     ],
@@ -63,6 +63,7 @@ def search_command(
         typer.Option(
             rich_help_panel=options.BUDGET,
             min=1,
+            max=MOST_STEPS,
             help="Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
             show_default=False,
         ),
@@ -98,6 +99,16 @@ def search_command(
             show_default=False,
         ),
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT,
+            min=1,
+            max=MOST_STEPS,
+            help="Of Matryoshka attribution, three passes each. [default: 500]",
+            show_default=False,
+        ),
+    ] = None,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
     force: options.Force = False,
@@ -117,6 +128,7 @@ def search_command(
     from mechrl.files import write_atomically
     from mechrl.models import load_model, resolve_device
     from mechrl.search.acdc import THRESHOLDS
+    from mechrl.search.matryoshka import STEPS
     from mechrl.search.problem import Interrupted, State
     from mechrl.search.run import ATTEMPTS, Settings, check_continues, prepare
 
@@ -144,6 +156,7 @@ def search_command(
         minibatch=minibatch,
         seed=seed,
         attempts=attempts,
+        steps=steps or STEPS,
     )
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
@@ -245,6 +258,7 @@ _PASSES = {
     "greedy": (25, 50),
     "acdc": (1600, 3800),
     "edge-pruning": (3000, 3700),
+    "matryoshka": (1500, 1600),
     "blockwise": (150, 900),
 }
 
@@ -252,6 +266,8 @@ _PASSES = {
 def estimate(session: Session) -> str:
     """What the search is going to cost: measured seconds a pass, passes from experience, memory so far (the gradients took most)."""
     import numpy as np
+
+    from mechrl.search.matryoshka import STEPS
 
     problem = session.problem
     engine, everything = problem.engine, np.ones((1, len(problem.candidates)), dtype=bool)
@@ -261,6 +277,8 @@ def estimate(session: Session) -> str:
     passes = bill.passes
     a_pass = (time.perf_counter() - begin) / max(passes, 1e-9)
     low, high = (n * max(passes, 0.05) for n in _PASSES[session.settings.method])
+    if session.settings.method == "matryoshka":
+        low, high = (n * session.settings.steps / STEPS for n in (low, high))
     if session.settings.holds_on == "fresh":
         high *= min(3, session.settings.attempts)
     first = f"{len(problem.pairs)} discovery pairs, {len(problem.candidates):,} candidate edges, {memory(problem.model.device)}"

@@ -27,10 +27,11 @@ from mechrl.models.base import Model
 from mechrl.names import PREFILTERS, Prefilter, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
+from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import greedy_search, top_n_search
 
-Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "blockwise"]
+Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
 HoldsOn = Literal["discovery", "fresh"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -56,6 +57,7 @@ class Settings:
     minibatch: int | None = None
     seed: int = 0
     attempts: int = ATTEMPTS  # searches, each aiming higher, where f must hold on fresh pairs
+    steps: int = STEPS  # of Matryoshka attribution
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -66,6 +68,8 @@ class Settings:
             one_of(name, value, known)
         if not 0 < self.tau < 1:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
+        if self.steps < 1:
+            raise MechRLError("Matryoshka attribution needs at least one step")
         if self.attempts < 1:
             raise MechRLError("there must be at least one attempt")
         if self.pairs < 1 or self.k < 1:
@@ -83,6 +87,8 @@ class Settings:
         known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
         if self.method != "acdc":
             del known["thresholds"]
+        if self.method != "matryoshka":
+            del known["steps"]
         if self.attempts == ATTEMPTS:  # as it always was: files from before there was a choice are the same
             del known["attempts"]
         return known
@@ -178,9 +184,8 @@ class Session:
             if given_up or enough:
                 return state if self.found is found else self._state()
             self.aim = higher(self.aim, short)
-            if (
-                self._widen() or self.settings.method != "acdc"
-            ):  # a finished sweep of thresholds need only choose again
+            # a finished sweep of thresholds, or of scores, need only choose again
+            if self._widen() or self.settings.method not in ("acdc", "matryoshka"):
                 state = None
 
     def _judged(self, state: State) -> Found:
@@ -229,6 +234,16 @@ class Session:
             engine.ledger.charge(bill.passes - engine.price)
         return self.k > before
 
+    def _ranking(self, state: State) -> np.ndarray | None:
+        """[E] what the method ranks all edges by, if it does."""
+        if self.settings.method in ("top-n", "greedy"):
+            return self.problem.scores
+        if self.settings.method != "matryoshka" or "scores" not in state.extra:
+            return None
+        ranking = np.zeros(self.problem.model.graph.n_edges)
+        ranking[self.problem.candidates] = ranking_scores(state.extra["scores"])
+        return ranking
+
     def circuit(self, state: State, complete: bool = True) -> Circuit:
         """What a state amounts to. The f reported here cost nothing: they play no part in the search."""
         problem, settings = self.problem, self.settings
@@ -258,7 +273,7 @@ class Session:
             faithfulness=on_discovery,
             faithfulness_test=f(fresh(problem.model, problem.behaviour, TEST_SEED)),
             faithfulness_validation=self.found.validation if self.found is not None and complete else None,
-            scores=problem.scores if settings.method in ("top-n", "greedy") else None,
+            scores=self._ranking(state),
             attribution=problem.scores,
             rows=problem.behaviour.rows(),
             bos=problem.model.tokenizer is not None and problem.model.tokenizer.bos is not None,
@@ -405,6 +420,8 @@ def _search(settings: Settings) -> Callable[[Problem, State | None], State]:
         return greedy_search
     if settings.method == "acdc":
         return lambda problem, state: acdc_sweep(problem, state, settings.thresholds)
+    if settings.method == "matryoshka":
+        return lambda problem, state: matryoshka(problem, state, settings.steps)
     if settings.method == "blockwise":
         from mechrl.search.blockwise import blockwise
 

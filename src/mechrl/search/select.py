@@ -8,6 +8,9 @@ returned is faithful; a smaller n that happens to be faithful as well may have b
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 
 _FIRST, _GROWTH = 8, 1.5
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def top_n(scores: np.ndarray, n: int) -> np.ndarray:
@@ -83,18 +87,21 @@ def top_n_search(problem: Problem, state: State | None = None) -> State:
     """The smallest n, as far as the search can tell, whose n best candidates are faithful."""
     assert problem.scores is not None
     strength = np.abs(problem.scores[problem.candidates])
-    return _smallest(problem, np.argsort(-strength, kind="stable"), state)
+    return smallest(problem, np.argsort(-strength, kind="stable"), state)
 
 
 def greedy_search(problem: Problem, state: State | None = None) -> State:
     """The same for circuits grown backwards from the logits."""
     assert problem.scores is not None
     order = greedy_order(problem.model.graph, problem.scores, problem.candidates)
-    return _smallest(problem, np.searchsorted(problem.candidates, order), state)
+    return smallest(problem, np.searchsorted(problem.candidates, order), state)
 
 
-def _smallest(problem: Problem, order: np.ndarray, state: State | None) -> State:
-    """`order`: places among the candidates, best first. The state is the largest n known to fail and the smallest known to do."""
+def smallest(
+    problem: Problem, order: np.ndarray, state: State | None, also: Mapping[str, Any] = _NOTHING
+) -> State:
+    """The first n of `order`, places among the candidates, that are faithful. The state is the largest n known to fail and the smallest
+    known to do, and what it takes to make `order` again."""
     n_candidates = len(problem.candidates)
 
     def mask_of(n: int) -> np.ndarray:
@@ -105,7 +112,7 @@ def _smallest(problem: Problem, order: np.ndarray, state: State | None) -> State
     removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n: the worst goes first
 
     def state_of(n: int, f: float, low: int, high: int, done: bool, note: str) -> State:
-        return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high}, done, note)
+        return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high, **also}, done, note)
 
     if state is None:
         low, high, f_high = 0, 0, float("nan")  # high = 0: no faithful n known yet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
+from mechrl.reading import read_json
 from mechrl.terminal import Live, answer, answer_json, check_file, say, working
 
 if TYPE_CHECKING:
@@ -174,10 +174,10 @@ def read_notes(path: Path, circuit: Circuit) -> dict[str, Any]:
     """The notes beside a circuit, if there are any: `pins`, a list of components; `names` and `groups`, a text for each."""
     file = notes_file(path)
     try:
-        told = json.loads(file.read_bytes())
+        told = read_json(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as exc:
+    except (OSError, ValueError) as exc:
         raise MechRLError(
             f"{file}: cannot be read as JSON; save the notes again from the page, or remove the file"
         ) from exc

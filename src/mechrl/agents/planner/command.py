@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from mechrl import options
 from mechrl.errors import MechRLError
+from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_STEPS
 from mechrl.terminal import Live, answer, say, stop_signals, working
 
 if TYPE_CHECKING:
@@ -33,10 +36,11 @@ Behaviours = Annotated[
         help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated."
     ),
 ]
-Epochs = Annotated[int, typer.Option(min=1, help="How often every circuit is seen.")]
+Epochs = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="How often every circuit is seen.")]
 
 
 @app.command("collect")
+@one_writer
 def collect_command(
     model: options.Model = "toy",
     behaviours: Behaviours = "built-in",
@@ -71,6 +75,7 @@ def collect_command(
 
 
 @app.command("fit")
+@one_writer
 def fit_command(
     records: Annotated[
         list[Path], typer.Argument(help="Folders that `mechrl planner collect` filled.", show_default=False)
@@ -94,6 +99,7 @@ def fit_command(
 
 
 @app.command("train")
+@one_writer
 def train_command(
     model: options.Model = "toy",
     behaviours: Behaviours = "built-in",
@@ -142,7 +148,7 @@ def train_command(
             target = out if r == rounds - 1 else out / f"after-{r + 1}"
             network = target / "model.safetensors"
             if r == rounds - 1 or not network.exists():
-                fit(folders, target, None, FitSettings(epochs=epochs, seed=seed), device)
+                fit(folders, target, None, FitSettings(epochs=epochs, seed=seed), device, stopped)
     answer(out)
 
 
@@ -162,11 +168,14 @@ def collect(
     """True: all of it is done."""
     from mechrl.agents.planner import jobs as planner_jobs
     from mechrl.agents.planner.collect import CollectSettings
+    from mechrl.agents.planner.network import load_model
     from mechrl.evaluate.compare import parse_seeds
     from mechrl.evaluate.run import Workshop
     from mechrl.rl.train import file_checksum
 
     seeds = parse_seeds(draws)
+    if network is not None:
+        load_model(network)  # it can be read, before anything is done
     with Workshop(model, out, None, device, jobs, seconds, ray) as workshop:
         gated = workshop.gate(behaviours)
         known = None if network is None else file_checksum(network)
@@ -179,15 +188,26 @@ def collect(
             for draw in seeds
             for name in gated.names
         ]
+        for cell in cells:  # a walk whose records are gone is walked again
+            if not planner_jobs.records_of(workshop.place, cell).exists():
+                workshop.place.path(cell).unlink(missing_ok=True)
         return workshop.run(cells)
 
 
-def fit(folders: list[Path], out: Path, without: str | None, settings: FitSettings, device: str) -> Path:
+def fit(
+    folders: list[Path],
+    out: Path,
+    without: str | None,
+    settings: FitSettings,
+    device: str,
+    stopped: Sequence[int] = (),
+) -> Path:
     """Writes the planner's folder."""
     from mechrl.agents.planner import records
     from mechrl.agents.planner.fit import fit as fit_network
     from mechrl.agents.planner.network import save_model
     from mechrl.models import resolve_device
+    from mechrl.saving import patiently
 
     with working("reading records"):
         found: list[Record] = [
@@ -214,5 +234,5 @@ def fit(folders: list[Path], out: Path, without: str | None, settings: FitSettin
         "edits": sum(len(record.f) for record in kept),
         "settings": settings.to_json(),
     }
-    save_model(out / "model.safetensors", network, about)
+    patiently(lambda: save_model(out / "model.safetensors", network, about), lambda: bool(stopped))
     return out

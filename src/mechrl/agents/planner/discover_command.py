@@ -10,6 +10,7 @@ import typer
 
 from mechrl import options
 from mechrl.one_writer import one_writer
+from mechrl.ranges import MOST_STEPS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.search.command import answer_circuit, duration, shortfalls
 from mechrl.search.problem import Interrupted
@@ -40,7 +41,7 @@ def discover_command(
         typer.Option(
             rich_help_panel=options.BUDGET,
             min=1,
-            max=10**9,
+            max=MOST_STEPS,
             help="Passes: then the best so far is the answer.",
         ),
     ] = 1000,

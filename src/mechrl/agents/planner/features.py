@@ -7,12 +7,13 @@ edge in any circuit of any model; `squash` spreads what is far below and far abo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mechrl.agents.planner.look import ALPHAS, Look, mean_and_rms, strength
+from mechrl.agents.planner.look import ALPHAS, GROUPS, Look, mean_and_rms, strength
 from mechrl.graph import Graph
 
 SOURCE_KINDS = ("input", "head", "mlp")
@@ -109,6 +110,15 @@ def see(graph: Graph, look: Look, first: First) -> Seen:
     ]
     features = torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
     return Seen(features, torch.from_numpy(gains), source, reader, n, look.f)
+
+
+@cache
+def n_features() -> int:
+    """Of an edge: counted at a circuit of one."""
+    edge, none = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    gains = np.ones((len(ALPHAS), GROUPS, 1), dtype=np.float32)
+    look = Look(edge, gains, none, np.zeros((GROUPS, 0), dtype=np.float32), 1.0)
+    return see(Graph(1, 1, 1), look, First(np.ones(1), np.ones(1))).edges.shape[1]
 
 
 def rank(x: np.ndarray, among: np.ndarray) -> np.ndarray:

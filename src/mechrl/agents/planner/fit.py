@@ -24,6 +24,7 @@ from mechrl.agents.planner.network import _SPREAD, EditModel, NetworkConfig, squ
 from mechrl.agents.planner.records import Record
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
+from mechrl.ranges import check_seed
 
 _EDITS = 96  # of a circuit in one step
 _MEMBERS = 600_000  # and so many edges in them at most
@@ -38,6 +39,9 @@ class FitSettings:
     hidden: int = 128
     messages: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

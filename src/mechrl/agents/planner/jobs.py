@@ -10,8 +10,9 @@ from mechrl.agents.planner import records
 from mechrl.agents.planner.collect import CollectSettings, walk
 from mechrl.agents.planner.network import EditModel, load_model
 from mechrl.behaviours import get_behaviour
-from mechrl.evaluate.work import Cell, Place, check_stop, tell
+from mechrl.evaluate.work import Cell, Place, check_stop, stopping, tell
 from mechrl.models.base import Model
+from mechrl.saving import patiently
 
 
 def collect_cell(
@@ -26,6 +27,10 @@ def collect_cell(
         "network": network,
     }
     return Cell("collect", arguments | {"settings": settings.to_json()})
+
+
+def records_of(place: Place, cell: Cell) -> Path:
+    return place.folder / "records" / f"{cell.name}.safetensors"
 
 
 def collect(
@@ -44,7 +49,7 @@ def collect(
     by = None if network is None else _network(place.context["network"], place.context["device"])
     found = walk(model, get_behaviour(behaviour), seed, CollectSettings(**settings), by, report)
     about = {"model": model.name, "checksum": model.checksum, "passes": found.passes}
-    records.write(place.folder / "records" / f"{cell.name}.safetensors", found.records, about)
+    patiently(lambda: records.write(records_of(place, cell), found.records, about), stopping)
     edits = sum(len(record.f) for record in found.records)
     return {"states": len(found.records), "edits": edits, "passes": found.passes, "seconds": found.seconds}
 

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from mechrl.agents.planner.features import Seen
+from mechrl.agents.planner.features import Seen, n_features
 from mechrl.agents.planner.look import ALPHAS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
 from mechrl.graph import Graph
+from mechrl.reading import made_of, parse_json
+from mechrl.sealed import read_sealed, sealed
 
 FORMAT = 1
 _UNIT = 0.01  # of f: effects below it are told apart linearly, above it logarithmically
@@ -202,26 +202,41 @@ def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save_model(path: Path, model: EditModel, about: dict[str, Any]) -> None:
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    metadata = {"format": str(FORMAT), "config": json.dumps(asdict(model.config)), "about": json.dumps(about)}
-    write_atomically(path, save(state, metadata))
+    arrays = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
+    texts = {"format": str(FORMAT), "config": json.dumps(asdict(model.config)), "about": json.dumps(about)}
+    write_atomically(path, sealed(arrays, texts))
 
 
 def load_model(path: Path, device: torch.device | str = "cpu") -> tuple[EditModel, dict[str, Any]]:
     """A network and what was said about it."""
     try:
-        with safe_open(path, framework="pt") as file:
-            known = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        if known["format"] != str(FORMAT):
-            raise MechRLError(f"{path}: a planner of format {known['format']}; this version reads {FORMAT}")
-        about = json.loads(known["about"])
-        model = EditModel(NetworkConfig(**json.loads(known["config"])))
-        model.load_state_dict(state)
+        arrays, texts = read_sealed(path, needed=False)
+        if texts["format"] != str(FORMAT):
+            raise MechRLError(
+                f"{path}: a planner of format {texts['format'][:20]!r}; this version reads {FORMAT}"
+            )
+        about = parse_json(texts["about"])
+        model = _filled(made_of(NetworkConfig, parse_json(texts["config"])), arrays)
+        if not isinstance(about, dict):
+            raise ValueError("what is said about it is no object")
     except FileNotFoundError as exc:
         raise MechRLError(f"{path}: no such file") from exc
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as exc:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as exc:
         raise MechRLError(
             f"{path}: not a planner, or damaged; train one with `mechrl planner train`"
         ) from exc
     return model.to(device).eval(), about
+
+
+def _filled(config: NetworkConfig, arrays: dict[str, np.ndarray]) -> EditModel:
+    """The network of a file. Nothing is made of the size that its settings claim: the arrays must have it."""
+    if config.features != n_features():
+        raise ValueError(f"made for {config.features} features of an edge, not {n_features()}")
+    if not all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("a weight is not a finite number of 32 bits")
+    with torch.device("meta"):
+        model = EditModel(config)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()}, assign=True)
+    if not (model.scale > 0).all():
+        raise ValueError("a scale is not positive")
+    return model

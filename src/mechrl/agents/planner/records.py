@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from mechrl.agents.planner.features import First
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.graph import Graph
+from mechrl.graph import Graph, checked_graph
+from mechrl.reading import count, number, parse_json
+from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,22 @@ def write(path: Path, records: Sequence[Record], about: dict[str, Any]) -> None:
             f"{i}.add": np.packbits(r.add, axis=1),
             f"{i}.f": np.stack([r.f, r.f_fresh]).astype(np.float32),
         }
-    write_atomically(path, save(arrays, {"about": json.dumps(about), "states": json.dumps(states)}))
+    write_atomically(path, sealed(arrays, {"about": json.dumps(about), "states": json.dumps(states)}))
 
 
 def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
     """The records of a file, and what was said about them."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            known = file.metadata() or {}
-            states, about = json.loads(known["states"]), json.loads(known["about"])
-            return [_record(i, state, file) for i, state in enumerate(states)], about
+        arrays, texts = read_sealed(path, needed=False)
+        states, about = parse_json(texts["states"]), parse_json(texts["about"])
+        if not isinstance(states, list) or not isinstance(about, dict):
+            raise ValueError("no list of states")
+        return [_record(i, state, arrays) for i, state in enumerate(states)], about
     except FileNotFoundError as exc:
         raise MechRLError(f"{path}: no such file") from exc
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as exc:
+    except (OSError, KeyError, TypeError, ValueError) as exc:
         raise MechRLError(
-            f"{path}: not what `mechrl planner collect` writes, or damaged; collect it again"
+            f"{path}: not what `mechrl planner collect` writes, or damaged; remove it, then collect again"
         ) from exc
 
 
@@ -91,38 +92,42 @@ def families(records: Iterable[Record]) -> list[str]:
     return sorted({record.family for record in records})
 
 
-def _record(i: int, state: dict[str, Any], file: Any) -> Record:
-    n, m = int(state["n"]), int(state["m"])
-    graph = Graph(int(state["layers"]), int(state["heads"]), int(state["kv_heads"]))
-    edges = file.get_tensor(f"{i}.edges").astype(np.int64)
-    gains, outside = _whole(file.get_tensor(f"{i}.gains")), _whole(file.get_tensor(f"{i}.outside_gains"))
-    first, f = _whole(file.get_tensor(f"{i}.first")), file.get_tensor(f"{i}.f")
-    cut = np.unpackbits(file.get_tensor(f"{i}.cut"), axis=1, count=n).astype(bool)
-    add = np.unpackbits(file.get_tensor(f"{i}.add"), axis=1, count=m).astype(bool)
+def _record(i: int, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+    """The i-th state of a file, if all of it fits together."""
+    array = lambda name, kind: _of_kind(arrays[f"{i}.{name}"], kind)  # noqa: E731
+    n, m, draw = (count(state[name]) for name in ("n", "m", "draw"))
+    graph = checked_graph(*(count(state[name]) for name in ("layers", "heads", "kv_heads")))
+    edges = array("edges", np.int32).astype(np.int64)
+    gains, outside, first = (_scaled(array(x, np.float16)) for x in ("gains", "outside_gains", "first"))
+    cut, add, f = array("cut", np.uint8), array("add", np.uint8), array("f", np.float32)
+    trials = f.shape[-1]
     sound = (
-        edges.shape == (n + m,)
+        n >= 1
+        and trials >= 1
+        and edges.shape == (n + m,)
         and gains.shape == (len(ALPHAS), GROUPS, n)
         and outside.shape == (GROUPS, m)
         and first.shape == (2, n + m)
-        and f.shape == (2, len(cut)) == (2, len(add))
+        and (cut.shape, add.shape, f.shape) == ((trials, -(-n // 8)), (trials, -(-m // 8)), (2, trials))
         and ((edges >= 0) & (edges < graph.n_edges)).all()
+        and len(np.unique(edges)) == n + m
         and all(np.isfinite(x).all() for x in (gains, outside, first, f[0]))
+        and not np.isinf(f[1]).any()
+        and all(isinstance(state[name], str) for name in ("behaviour", "family"))
     )
     if not sound:
-        raise ValueError(i)
-    look = Look(edges[:n], gains, edges[n:], outside, float(state["f"]))
-    return Record(
-        str(state["behaviour"]),
-        str(state["family"]),
-        int(state["draw"]),
-        graph,
-        look,
-        First(first[0], first[1]),
-        cut,
-        add,
-        f[0],
-        f[1],
-    )
+        raise ValueError(f"state {i} does not fit together")
+    cut, add = (np.unpackbits(x, axis=1, count=k).astype(bool) for x, k in ((cut, n), (add, m)))
+    if cut[0].any() or add[0].any():
+        raise ValueError(f"the first edit of state {i} is not empty")
+    look = Look(edges[:n], gains, edges[n:], outside, number(state["f"]))
+    return Record(state["behaviour"], state["family"], draw, graph, look, First(*first), cut, add, *f)
+
+
+def _of_kind(array: np.ndarray, kind: Any) -> np.ndarray:
+    if array.dtype != kind:
+        raise ValueError("an array is of another kind")
+    return array
 
 
 def _shape(graph: Graph) -> dict[str, int]:
@@ -138,5 +143,5 @@ def _half(x: np.ndarray) -> np.ndarray:
     )  # as it is stored: row by row
 
 
-def _whole(x: np.ndarray) -> np.ndarray:
+def _scaled(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) / np.float32(_SCALE)

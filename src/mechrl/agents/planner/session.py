@@ -7,7 +7,6 @@ the last circuit that holds, the prediction is corrected by what was seen, and t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from mechrl.agents.planner.features import First
-from mechrl.agents.planner.plan import Episode, Model, Planner
+from mechrl.agents.planner.left import Left
+from mechrl.agents.planner.plan import Model, Planner
 from mechrl.agents.planner.start import Start, start
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
-from mechrl.files import write_atomically
 from mechrl.models.base import Model as LanguageModel
+from mechrl.ranges import check_seed
 
 N_FRESH = 100  # validation pairs, and test pairs
 CHECKS = 3  # circuits that validation pairs judge at the end of a run; a read-back is one of them
@@ -55,6 +52,7 @@ class DiscoverSettings:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
         if self.pairs < 1 or self.budget < 1:
             raise MechRLError("the number of pairs and the budget must be at least 1")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -222,37 +220,20 @@ class Session:
     # ---- leaving and coming back ------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        start, episode = self.start, self.episode
-        arrays = {
-            "first": np.stack([start.first.mean, start.first.rms]),
-            "candidates": start.candidates,
-            "first_mask": np.packbits(start.mask),
-            "mask": np.packbits(episode.mask),
-            "path": np.packbits(
-                np.array(episode.path, dtype=bool).reshape(-1, len(start.candidates)), axis=1
-            ),
-        }
-        if self.best is not None:
-            arrays["best"] = np.packbits(self.best[0])
-        known = {
-            "of": self._of(),
-            "f": episode.f,
-            "gap": episode.gap,
-            "bias": episode.bias,
-            "rounds": episode.rounds,
-            "done": episode.done,
-            "note": episode.note,
-            "first_f": start.f,
-            "offset": self.planner.offset,
-            "best_f": None if self.best is None else self.best[1],
-            "checked": self.checked,
-            "passes": self.passes,
-            "seconds": self.seconds,
-        }
-        write_atomically(
-            path,
-            save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"planner": json.dumps(known)}),
-        )
+        start = self.start
+        Left(
+            of=self._of(),
+            first=start.first,
+            candidates=start.candidates,
+            first_mask=start.mask,
+            first_f=start.f,
+            episode=self.episode,
+            best=self.best,
+            offset=self.planner.offset,
+            checked=self.checked,
+            passes=self.passes,
+            seconds=self.seconds,
+        ).write(path)
 
     @classmethod
     def resume(
@@ -266,53 +247,23 @@ class Session:
         """The session that was saved; refuses another's."""
         session = cls.__new__(cls)
         session.model, session.behaviour, session.settings = model, behaviour, settings
-        try:
-            with safe_open(path, framework="numpy") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-                known = json.loads(file.metadata()["planner"])
-            n, graph = len(arrays["candidates"]), model.graph
-            if known["of"] != session._of():
-                raise MechRLError(
-                    f"{path}: of another model, behaviour or settings; give the same options, or start without --resume"
-                )
-            unpack = lambda name: np.unpackbits(arrays[name], axis=-1, count=n).astype(bool)  # noqa: E731
-            first, best = First(*arrays["first"]), None
-            if "best" in arrays:
-                best = unpack("best"), float(known["best_f"])
-            if first.mean.shape != (graph.n_edges,):
-                raise ValueError("first")
-            started = Start.again(
-                model,
-                behaviour,
-                settings.pairs,
-                settings.seed,
-                first,
-                arrays["candidates"],
-                unpack("first_mask"),
-                known["first_f"],
-            )
-            session.episode = Episode(
-                unpack("mask"),
-                known["f"],
-                known["gap"],
-                known["bias"],
-                list(unpack("path")),
-                known["rounds"],
-                known["done"],
-                known["note"],
-            )
-            session.checked, session.best = int(known["checked"]), best
-            started.engine.ledger.restore(float(known["passes"]))
-            session._seconds_before = float(known["seconds"])
-            offset = float(known["offset"])
-        except FileNotFoundError as exc:
-            raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as exc:
-            raise MechRLError(
-                f"{path}: not the state of a planner, or damaged; start again without --resume"
-            ) from exc
-        session.start, session._validation, session._began = started, None, time.perf_counter()
-        session.planner = Planner(started, network, settings.tau, settings.holds_on == HoldsOn.FRESH, offset)
+        left = Left.read(path, session._of(), model.graph.n_edges)
+        session.start = Start.again(
+            model,
+            behaviour,
+            settings.pairs,
+            settings.seed,
+            left.first,
+            left.candidates,
+            left.first_mask,
+            left.first_f,
+        )
+        session.episode, session.best, session.checked = left.episode, left.best, left.checked
+        session.start.engine.ledger.restore(left.passes)
+        session._seconds_before = left.seconds
+        session._validation, session._began = None, time.perf_counter()
+        fresh = settings.holds_on == HoldsOn.FRESH
+        session.planner = Planner(session.start, network, settings.tau, fresh, left.offset)
         return session
 
     def _of(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mechrl.engine import Engine
 from mechrl.graph import Graph
 from mechrl.models.base import Model
 
-SIZES = (500, 2000, 8000, 32000)  # of the first circuits that are tried, of the best edges
+SIZES = tuple(500 * 2**i for i in range(7))  # of the first circuits that are tried, of the best edges
 ROOM = 4  # times as many edges are candidates
 
 

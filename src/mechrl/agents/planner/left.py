@@ -1,0 +1,92 @@
+"""What an interrupted episode leaves behind, and goes on from: one file, checked before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mechrl.agents.planner.features import First
+from mechrl.agents.planner.plan import Episode
+from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
+from mechrl.reading import parse_json
+from mechrl.sealed import read_sealed, sealed
+
+_NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
+_EPISODE = ("f", "gap", "bias", "rounds", "done", "note")
+
+
+@dataclass(frozen=True)
+class Left:
+    """Masks are over the candidates, as everywhere."""
+
+    of: dict[str, Any]  # the model, the behaviour and the settings
+    first: First  # [E] what the look at the whole graph has seen
+    candidates: np.ndarray  # [n]
+    first_mask: np.ndarray  # [n] the first circuit
+    first_f: float
+    episode: Episode
+    best: tuple[np.ndarray, float] | None  # the smallest circuit that validation pairs accept, and f on them
+    offset: float  # of the predicted gap
+    checked: int  # circuits that validation pairs have judged
+    passes: float
+    seconds: float
+
+    def write(self, path: Path) -> None:
+        n, episode = len(self.candidates), self.episode
+        arrays = {
+            "first": np.stack([self.first.mean, self.first.rms]),
+            "candidates": self.candidates,
+            "first_mask": np.packbits(self.first_mask),
+            "mask": np.packbits(episode.mask),
+            "path": np.packbits(np.array(episode.path, dtype=bool).reshape(-1, n), axis=1),
+        }
+        if self.best is not None:
+            arrays["best"] = np.packbits(self.best[0])
+        known = {name: getattr(episode, name) for name in _EPISODE} | {"of": self.of}
+        known |= {name: getattr(self, name) for name in _NUMBERS}
+        known["best_f"] = None if self.best is None else self.best[1]
+        write_atomically(path, sealed(arrays, {"planner": json.dumps(known)}))
+
+    @classmethod
+    def read(cls, path: Path, of: dict[str, Any], n_edges: int) -> Left:
+        """Refuses what is damaged, and what another model, behaviour or settings have left."""
+        try:
+            arrays, texts = read_sealed(path)
+            known = parse_json(texts["planner"])
+            if known["of"] != of:
+                raise MechRLError(
+                    f"{path}: of another model, behaviour or settings; give the same options, or start without --resume"
+                )
+            return _left(arrays, known, n_edges)
+        except FileNotFoundError as exc:
+            raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
+        except (OSError, KeyError, TypeError, ValueError) as exc:
+            raise MechRLError(
+                f"{path}: not the state of a planner, or damaged; start again without --resume"
+            ) from exc
+
+
+def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) -> Left:
+    """The checksum says that it is what was written; all that is left to ask is whether it fits this model."""
+    first, candidates = arrays["first"], arrays["candidates"]
+    if first.shape != (2, n_edges):
+        raise ValueError("of another graph")
+    masks = {
+        name: np.unpackbits(arrays[name], axis=-1, count=len(candidates)).astype(bool)
+        for name in arrays.keys() - {"first", "candidates"}
+    }
+    episode = {name: known[name] for name in _EPISODE}
+    return Left(
+        of=known["of"],
+        first=First(*first),
+        candidates=candidates,
+        first_mask=masks["first_mask"],
+        episode=Episode(mask=masks["mask"], path=list(masks["path"]), **episode),
+        best=(masks["best"], known["best_f"]) if "best" in masks else None,
+        **{name: known[name] for name in _NUMBERS},
+    )

@@ -1,0 +1,126 @@
+"""Matryoshka attribution: one score an edge, learned so that the best k are a faithful circuit for every k. Circuits of all sizes lie
+one in the other.
+
+Every candidate edge has a score s. At every step a size k is drawn, log-uniformly from 1 to all n, and the best k are kept, softly:
+
+    m = σ(s − θ)      θ such that Σ m = k
+
+Descended by Adam is the circuit's KL / KL_cut. With w = m (1 − m) the gradient passes through θ too, so it never moves the sum:
+
+    ∂m_i / ∂s_j = w_i (δ_ij − w_j / Σ w)
+
+All scores begin equal: then m = k / n everywhere, and the first steps are those of integrated mask gradients. At the end the fewest of
+the highest scores are kept for f ≥ τ. The scores themselves rank all edges: what benchmarks of rankings ask for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from mechrl.search.problem import Problem, State
+from mechrl.search.select import smallest
+
+STEPS = 500
+_BETAS, _EPS = (0.9, 0.999), 1e-12  # Adam's; the first gradients, of k far below n, are small
+_WIDE = 40.0  # σ is 0 or 1 to the last bit so far from θ
+
+
+def matryoshka(
+    problem: Problem, state: State | None = None, steps: int = STEPS, learning_rate: float = 0.1
+) -> State:
+    """Learns the scores for `steps` steps (three passes each), then keeps the smallest circuit of f ≥ τ.
+
+    A finished run that is continued, with another tau, only chooses again.
+    """
+    n = len(problem.candidates)
+    if state is not None and state.done:
+        return _end(problem, state.extra["scores"], None)
+    if state is None:
+        state = State(np.ones(n, dtype=bool), [], float("nan"), _Descent.start(n, problem.seed).pack())
+    while not state.done:
+        if "low" in state.extra:
+            return _end(problem, state.extra["scores"], state)
+        descent = _Descent.unpack(state.extra)
+        if descent.step == steps:
+            return _end(problem, descent.scores, None)
+        f, mask = descent.take(problem, learning_rate)
+        progress = {"progress": descent.step / steps}
+        note = f"step {descent.step} of {steps}"
+        state = State(mask > 0.5, [], f, descent.pack() | progress, False, note)
+        problem.checkpoint(state)
+    return state
+
+
+def _end(problem: Problem, scores: np.ndarray, state: State | None) -> State:
+    end = smallest(problem, np.argsort(-scores, kind="stable"), state, {"scores": scores})
+    problem.checkpoint(end)
+    return end
+
+
+def soft_top(scores: np.ndarray, k: float) -> np.ndarray:
+    """[n] m = σ(s − θ) with Σ m = k, 0 < k ≤ n; θ by bisection."""
+    if k >= len(scores):
+        return np.ones(len(scores))
+    low, high = scores.min() - _WIDE, scores.max() + _WIDE  # Σ m falls with θ
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sigmoid(scores - middle).sum() > k else (low, middle)
+    return _sigmoid(scores - low)
+
+
+def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """[n] ∂L/∂s of ∂L/∂m, at m = `mask`."""
+    w = mask * (1 - mask)
+    total = w.sum()
+    return w * (gradient - (w @ gradient) / total) if total > 0 else np.zeros(len(mask))
+
+
+def ranking_scores(scores: np.ndarray) -> np.ndarray:
+    """The same order in positive numbers: what is not a candidate has 0, and ranks last."""
+    return scores - scores.min() + 1.0
+
+
+@dataclass
+class _Descent:
+    """Scores, Adam's moments and the random generator: all that the next step depends on."""
+
+    scores: np.ndarray  # [n]
+    first: np.ndarray  # [n] moments
+    second: np.ndarray
+    step: int
+    rng: np.random.Generator
+
+    @classmethod
+    def start(cls, n: int, seed: int) -> _Descent:
+        return cls(np.zeros(n), np.zeros(n), np.zeros(n), 0, np.random.default_rng(seed))
+
+    def pack(self) -> dict:
+        arrays = {"scores": self.scores.copy(), "first": self.first.copy(), "second": self.second.copy()}
+        return {**arrays, "step": self.step, "rng": json.dumps(self.rng.bit_generator.state)}
+
+    @classmethod
+    def unpack(cls, extra: dict) -> _Descent:
+        rng = np.random.default_rng()
+        rng.bit_generator.state = json.loads(extra["rng"])
+        scores, first, second = (extra[key].copy() for key in ("scores", "first", "second"))
+        return cls(scores, first, second, int(extra["step"]), rng)
+
+    def take(self, problem: Problem, learning_rate: float) -> tuple[float, np.ndarray]:
+        """One step; f of the soft circuit that was drawn, and its mask."""
+        engine, n = problem.engine, len(self.scores)
+        mask = soft_top(self.scores, float(np.exp(self.rng.uniform(0, np.log(n)))))
+        run = engine.gradient(mask[None], problem.candidates)
+        gradient = through(mask, run.gradient[0].double().cpu().numpy() / engine.kl_cut)
+        self.step += 1
+        self.first += (1 - _BETAS[0]) * (gradient - self.first)
+        self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
+        moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
+        self.scores = self.scores - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
+        return 1 - float(run.value.double().mean()) / engine.kl_cut, mask
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0.0, -x))
