@@ -42,7 +42,7 @@ from rows import Row, append, bring_together, claimed, done_cells, judged, keep_
 import mechrl
 from mechrl import gate
 from mechrl.behaviours import DISCOVERY_SEED, behaviours, get_behaviour
-from mechrl.engine.engine import let_go
+from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError
 from mechrl.evaluate import paper
 from mechrl.evaluate.compare import read_agent

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mechrl.engine.engine import share_memory
+from mechrl.engine.memory import share_memory
 
 Row = dict[str, Any]
 _SHARED_BY = "MECHRL_BENCHMARK_JOBS"  # in the environment of the processes that share the work

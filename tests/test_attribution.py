@@ -12,6 +12,7 @@ import torch
 from mechrl import attribution
 from mechrl.attribution import (
     cached,
+    cached_by,
     eap,
     eap_ig_activations,
     eap_ig_inputs,
@@ -233,6 +234,20 @@ def test_a_hit_returns_the_same_scores_and_charges_the_same_passes(cache, monkey
     np.testing.assert_array_equal(cached(again, pairs, "kl", steps=2), first)
     assert again.passes == cost
     assert [path.suffix for path in cache.iterdir()] == [".safetensors"]
+
+
+def test_scores_by_several_metrics_are_those_by_each_and_cost_as_much(cache, tmp_path, monkeypatch):
+    engine, pairs = tiny_case("llama-gqa")
+    together = cached_by(engine, pairs, METRICS, steps=2)
+    monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "other"))
+    again, _ = tiny_case("llama-gqa")
+    for metric, scores in zip(METRICS, together, strict=True):
+        np.testing.assert_array_equal(cached(again, pairs, metric, steps=2), scores)
+    assert engine.passes == again.passes
+    hits, _ = tiny_case("llama-gqa")
+    for scores, known in zip(cached_by(hits, pairs, METRICS, steps=2), together, strict=True):
+        np.testing.assert_array_equal(scores, known)
+    assert hits.passes == engine.passes
 
 
 def test_whatever_determines_the_scores_misses(cache):

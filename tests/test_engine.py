@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mechrl.engine import Engine
-from mechrl.engine.engine import fitting
+from mechrl.engine.memory import fitting
 from mechrl.engine.plan import make_plan
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.models import gpt2, llama, load_model

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -31,7 +32,7 @@ import torch
 import mechrl
 from mechrl.behaviours.base import Metric, Pairs, metric_value
 from mechrl.engine import Engine
-from mechrl.engine.engine import Objective
+from mechrl.engine.readout import Objective
 from mechrl.engine.rules import GIM, RELP, Rules
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
@@ -76,9 +77,17 @@ def eap_ig_inputs(
     engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
     """[E] EAP-IG on inputs: D from the two end points, the gradient averaged over interpolated token embeddings."""
+    return _eap_ig_inputs(engine, [objective], steps, convention)[0]
+
+
+def _eap_ig_inputs(
+    engine: Engine, objectives: Sequence[Objective], steps: int, convention: Convention
+) -> list[np.ndarray]:
+    """The same by several objectives, which share the runs forth."""
     position = _positions(steps, convention)
     weights = np.where(engine.graph.edge_source == 0, position[:, None], 1.0)
-    return -_gradient(engine, weights, objective, against_full=True).mean(0)
+    found = engine.gradients(weights, objectives, against_full=True)
+    return [-one.gradient.double().cpu().numpy().mean(0) for one in found]
 
 
 def eap_ig_activations(
@@ -176,19 +185,50 @@ def cached(
 
     The passes that the scores cost are charged either way: what a method costs must not depend on what was run before it.
     """
-    what = _determinants(engine, pairs, metric, method, steps, convention)
-    path = cache_folder() / "scores" / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
-    if (known := _read(path, what, engine.graph.n_edges)) is not None:
-        scores, passes = known
-        engine.ledger.charge(passes)
-        return scores
+    return cached_by(engine, pairs, [metric], method, steps, convention)[0]
+
+
+def cached_by(
+    engine: Engine,
+    pairs: Pairs,
+    metrics: Sequence[Metric],
+    method: Method = "eap-ig-inputs",
+    steps: int = 5,
+    convention: Convention = "from-corrupt",
+) -> list[np.ndarray]:
+    """`cached` by several metrics. What they share is computed once, and charged to each."""
+    folder = cache_folder() / "scores"
+    found: dict[Metric, np.ndarray] = {}
+    unknown: dict[Metric, tuple[Path, str]] = {}
+    for metric in metrics:
+        what = _determinants(engine, pairs, metric, method, steps, convention)
+        path = folder / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
+        if (known := _read(path, what, engine.graph.n_edges)) is None:
+            unknown[metric] = path, what
+        else:
+            found[metric], passes = known
+            engine.ledger.charge(passes)
     before = engine.passes
-    scores = attribute(engine, pairs, metric, method, steps, convention)
-    with suppress(CannotWrite):  # a full or read-only disk costs time only
-        write_atomically(
-            path, sealed({"scores": scores}, {"what": what, "passes": repr(engine.passes - before)})
-        )
-    return scores
+    found |= zip(unknown, _attribute_by(engine, pairs, list(unknown), method, steps, convention), strict=True)
+    for metric, (path, what) in unknown.items():
+        passes = (engine.passes - before) / len(unknown)
+        with suppress(CannotWrite):  # a full or read-only disk costs time only
+            write_atomically(path, sealed({"scores": found[metric]}, {"what": what, "passes": repr(passes)}))
+    return [found[metric] for metric in metrics]
+
+
+def _attribute_by(
+    engine: Engine,
+    pairs: Pairs,
+    metrics: Sequence[Metric],
+    method: Method,
+    steps: int,
+    convention: Convention,
+) -> list[np.ndarray]:
+    if method == "eap-ig-inputs" and metrics:
+        objectives = [loss(metric, pairs, engine) for metric in metrics]
+        return _eap_ig_inputs(engine, objectives, steps, convention)
+    return [attribute(engine, pairs, metric, method, steps, convention) for metric in metrics]
 
 
 def _determinants(

@@ -40,7 +40,7 @@ def metrics_of(metric: Metric, prefilter: Prefilter) -> list[Metric]:
 
 def scores_of(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
     """[E] each: EAP-IG on inputs with five steps, by every metric."""
-    return [attribution.cached(engine, pairs, metric) for metric in metrics]
+    return attribution.cached_by(engine, pairs, metrics)
 
 
 def ranking(scores: np.ndarray) -> np.ndarray:

@@ -188,6 +188,59 @@ def bench_engine(
     )
 
 
+@bench_app.command("search")
+def bench_search(
+    method: Annotated[str, typer.Argument(help="As for `mechrl search`.", show_default=False)],
+    behaviour: options.Behaviour,
+    model: options.Model = "toy",
+    tau: options.Tau = 0.9,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Seconds, passes and milliseconds a pass from start to circuit, split into phases.
+
+    The circuit holds on discovery pairs. Scores of earlier runs are not used.
+
+    Examples:
+
+    - `mechrl bench search blockwise ioi`
+    - `mechrl bench search blockwise gendered-pronoun --model smollm2 --json`
+    """
+    from mechrl import bench_search as bench
+    from mechrl.behaviours import get_behaviour
+    from mechrl.models import load_model, resolve_device
+    from mechrl.search.run import Settings
+
+    where = resolve_device(device)
+    chosen = Settings(method, tau=tau, seed=seed)  # type: ignore[arg-type]  # checked there
+    subject = get_behaviour(behaviour)
+    with Live("bench") as live:
+        result = bench.bench_search(
+            lambda: load_model(model, device=where), subject, chosen, where, live.show
+        )
+    if as_json:
+        answer_json(result)
+        return
+    rows = [
+        [
+            r["name"],
+            *(f"{r[key]:.2f}" for key in ("seconds", "cpu")),
+            f"{r['passes']:,.0f}",
+            str(r["calls"] or ""),
+            "" if r["ms_per_pass"] is None else f"{r['ms_per_pass']:,.1f}",
+        ]
+        for r in result["phases"]
+    ]
+    rows += [[r["what"], "", "", "", "", f"{r['ms_per_circuit']:,.1f}"] for r in result["circuits"]]
+    answer_table(["phase", "seconds", "CPU seconds", "passes", "calls", "ms a pass"], rows)
+    total = sum(r["seconds"] for r in result["phases"])
+    answer(
+        f"{result['behaviour']} in {result['model']} by {result['method']} on {result['device']}: {result['edges']} edges,"
+        f" f {result['faithfulness']:.3f}, {result['passes']:,.0f} passes, {total:.1f} s from start to circuit"
+    )
+
+
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 _LONGEST = 1000  # characters of an error: a name may be of any length

@@ -8,14 +8,38 @@ import numpy as np
 import pytest
 import torch
 
-from mechrl.engine import Engine, ManyEngines, kernels
+from mechrl.engine import Engine, ManyEngines, kernels, run_gpu
 from mechrl.engine import many as module_of_many
+from mechrl.engine.memory import budget
 from tests.tiny import KINDS, TinyPairs, tiny, tiny_pairs
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch):
+    """Few circuits too go through plans, unless a test says otherwise."""
+    monkeypatch.setattr(run_gpu, "MOST", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 4, 13, 16])
+def test_few_circuits_without_a_plan_equal_the_cpu(kind, n, monkeypatch):
+    """Captured once, replayed with other masks; boolean and real ones; some edges only."""
+    monkeypatch.setattr(run_gpu, "MOST", 16)
+    pairs, exact, rng = tiny_pairs(5, 9, 2, ragged=True), tiny(kind), np.random.default_rng(n)
+    engine, reference = Engine(tiny(kind, dtype=torch.float32).to("cuda"), pairs), Engine(exact, pairs)
+    for size in (60, 60, exact.graph.n_edges):
+        edges = np.sort(rng.choice(exact.graph.n_edges, size, replace=False))
+        weights = rng.random((n, size))
+        assert (engine.kl(weights < 0.5, edges).cpu() - reference.kl(weights < 0.5, edges)).abs().max() < 1e-4
+        found, expected = engine.gradient(weights, edges), reference.gradient(weights, edges)
+        assert (found.value.cpu() - expected.value).abs().max() < 1e-4
+        assert _off(found.gradient, expected.gradient) < 1e-4
+    assert engine.gpu.few.n_runs > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,7 +69,7 @@ def test_an_engine_keeps_to_the_share_of_the_memory_that_its_process_may_have():
     _, total = torch.cuda.mem_get_info()
     try:
         torch.cuda.set_per_process_memory_fraction(0.02)
-        assert 0 < engine._budget() <= 0.4 * 0.02 * total
+        assert 0 < budget(engine.model.device) <= 0.4 * 0.02 * total
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -127,14 +151,14 @@ def test_a_chunk_that_does_not_fit_is_split(monkeypatch):
     masks = np.random.default_rng(0).random((16, model.graph.n_edges)) < 0.5
     engine = Engine(model, pairs)
     expected = engine.kl(masks)
-    run = engine._outputs
+    run = engine.gpu.outputs
 
     def short_of_memory(plan, reduce, given):
         if plan.n_circuits > 4:
             raise torch.cuda.OutOfMemoryError
         return run(plan, reduce, given)
 
-    monkeypatch.setattr(engine, "_outputs", short_of_memory)
+    monkeypatch.setattr(engine.gpu, "outputs", short_of_memory)
     assert torch.allclose(engine.kl(masks), expected, atol=1e-5)
 
 
@@ -143,14 +167,14 @@ def test_a_chunk_of_gradients_that_does_not_fit_is_split(monkeypatch):
     weights = np.random.default_rng(0).random((16, model.graph.n_edges))
     engine = Engine(model, pairs)
     expected = engine.gradient(weights)
-    make = engine._gradient_run
+    make = engine.gpu.gradient_run
 
     def short_of_memory(edge_set, n_circuits):
         if n_circuits > 3:
             raise torch.cuda.OutOfMemoryError
         return make(edge_set, n_circuits)
 
-    monkeypatch.setattr(engine, "_gradient_run", short_of_memory)
+    monkeypatch.setattr(engine.gpu, "gradient_run", short_of_memory)
     found = engine.gradient(weights)
     assert torch.allclose(found.gradient, expected.gradient, atol=1e-5) and torch.allclose(
         found.value, expected.value, atol=1e-5

@@ -10,34 +10,28 @@ What is not computed, and why the result is the same, is written in `plan.py` an
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mechrl.engine import kernels
-from mechrl.engine.backward import FusedGradient, gradient_bytes
-from mechrl.engine.fused import FusedRun, Ground, Shipment
 from mechrl.engine.ledger import BACKWARD_PASSES, PAIRS_PER_PASS, Ledger
-from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
+from mechrl.engine.memory import fitting
 from mechrl.engine.pairs_cache import Tokens, cache_pairs
-from mechrl.engine.plan import Plan, Pool, Stage, make_plan
+from mechrl.engine.plan import make_plan
+from mechrl.engine.readout import Objective, Readout
 from mechrl.engine.rules import Rules
-from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
-from mechrl.errors import MechRLError, OutOfMemory
+from mechrl.engine.run_cpu import Given, OnCpu, Prefix
+from mechrl.engine.run_gpu import OnGpu
+from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
-
-_CIRCUITS_PER_CHUNK = (
-    512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
-)
-Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 
 class HasTokens(Protocol):
@@ -56,18 +50,6 @@ class Gradient:
 
     value: Tensor  # [C, batch]
     gradient: Tensor  # [C, n]; of the objective's mean over the batch. By groups of pairs: [C, groups, n], of each group's part in it
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The rows of one circuit's sources, kept so that circuits which agree with it below some stage can start there.
-
-    A change of edges into a layer leaves everything below that layer untouched: searches that edit from the logits downwards
-    run the lower layers once.
-    """
-
-    rows: Tensor  # [S, N, d]; zero for a source that is its corrupted self
-    lives: np.ndarray  # [S]
 
 
 class Engine:
@@ -93,18 +75,26 @@ class Engine:
         self.model, self.graph = model, model.graph
         self.tf32, self.half = tf32, half
         self.ledger = Ledger() if ledger is None else ledger
-        self._memory = memory_bytes
-        self._buffer: Tensor | None = None  # the rows' room, kept between runs
-        self._room: Tensor | None = None  # the streams' room, likewise
+        self.memory_bytes = memory_bytes
         self._last_edges: EdgeSet | None = None
         self.n_pairs = len(pairs.clean)
         with self._precision():
             self.cache = cache_pairs(model, pairs.clean, pairs.corrupt)
-        self.clean_log_probs = self.cache.clean_logits.log_softmax(-1)  # [B, V]
-        self._clean_probs = self.clean_log_probs.exp()
-        self.kl_cut = float(self._kl(self.cache.corrupt_logits[None])[0].mean())
-        self._ground: Ground | None = None
-        self._last_run: tuple[EdgeSet, FusedGradient] | None = None
+        self.readout = Readout(model, self.cache)
+        self.clean_log_probs = self.readout.log_probs  # [B, V]
+        self.kl_cut = float(self.readout.kl(self.cache.corrupt_logits[None])[0].mean())
+        self.fused = kernels.available(
+            self.cache.input_difference, self.cache.n_positions
+        )  # by a CUDA device's kernels
+
+    @cached_property
+    def cpu(self) -> OnCpu:
+        """Plain products: a CPU's runs, and what a GPU's kernels do not know."""
+        return OnCpu(self.model, self.cache, self.readout, self.memory_bytes)
+
+    @cached_property
+    def gpu(self) -> OnGpu:
+        return OnGpu(self.model, self.cache, self.readout, self.memory_bytes, self.tf32, self.half)
 
     # ---- public -----------------------------------------------------------------------------------------------------
 
@@ -138,15 +128,7 @@ class Engine:
         rows = difference.new_zeros(self.graph.n_sources, *difference.shape)
         lives = plan.row_of[0] >= 0
         with torch.no_grad(), self._precision():
-            run: FusedRun | _Run
-            if self.fused:
-                run = FusedRun(self.ground(), plan)
-                run.fill(difference)
-                full = run.flat.view(-1, *difference.shape)
-            else:
-                run = _Run(self, plan, None)
-                run.fill()
-                full = run.store.full
+            full = self.gpu.rows(plan) if self.fused else self.cpu.rows(plan)
             rows[torch.from_numpy(np.flatnonzero(lives))] = full[torch.from_numpy(plan.row_of[0][lives])]
         return Prefix(rows, lives)
 
@@ -166,7 +148,7 @@ class Engine:
         With `prefix`, edges read before `stage` (see `Graph.edge_stage`) are those of the prefix's circuit, whatever the masks say:
         `edges` must name later ones only.
         """
-        return self._evaluate(masks, edges, self._kl, prefix, stage)
+        return self._evaluate(masks, edges, self.readout.kl, prefix, stage)
 
     def faithfulness(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
         """[C] f of every circuit; 1 is the whole model, 0 the empty circuit. Not clamped.
@@ -181,10 +163,10 @@ class Engine:
         """[C, batch] any function of the logits, such as a behaviour's metric."""
         return self._evaluate(masks, edges, lambda logits: objective(logits[:, self.cache.inverse]))
 
-    def kl_objective(self, logits: Tensor) -> Tensor:
+    @property
+    def kl_objective(self) -> Objective:
         """KL(model ‖ ·) as an objective for `gradient`: [C, batch, V] to [C, batch]."""
-        log_probs, probs = self.clean_log_probs[self.cache.inverse], self._clean_probs[self.cache.inverse]
-        return (probs * (log_probs - logits.log_softmax(-1))).sum(-1)
+        return self.readout.kl_objective
 
     def gradient(
         self,
@@ -203,41 +185,37 @@ class Engine:
         groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
         rules: of the backward pass, in place of the true derivatives. A GPU's kernels do not know them: there it is the slower way.
         """
+        return self.gradients(weights, [objective or self.kl_objective], edges, against_full, groups, rules)[
+            0
+        ]
+
+    def gradients(
+        self,
+        weights: np.ndarray | Tensor,
+        objectives: Sequence[Objective],
+        edges: np.ndarray | None = None,
+        against_full: bool = False,
+        groups: int | None = None,
+        rules: Rules | None = None,
+    ) -> list[Gradient]:
+        """`gradient` of several objectives, each charged as if it were alone. On a CPU they share the way forth."""
         values = np.atleast_2d(
             weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
         )
         edge_set, order = self._edge_set(edges)
         self._check(values.shape, len(edge_set.edges))
-        self._charge(len(values), 1 + BACKWARD_PASSES)
+        self._charge(len(values) * len(objectives), 1 + BACKWARD_PASSES)
         values = values[:, order]
-        parts = []
         if groups is not None and self.fused:
             raise MechRLError("gradients by groups of pairs are not for a GPU; use one engine a group")
         if against_full and values.shape[1] != self.graph.n_edges:
             raise MechRLError("against_full needs the whole graph")
         with self._precision():
             if self.fused and rules is None:
-                parts = self._gradients_fused(edge_set, values, objective, against_full)
-            elif against_full:
-                plan = make_plan(edge_set, np.ones((1, self.graph.n_edges), dtype=bool), share=False)
-                against = self._whole_model(plan)
-                parts = [
-                    self._gradient(plan, values[i : i + 1], objective, against, groups, rules)
-                    for i in range(len(values))
-                ]
+                parts = self.gpu.gradients(edge_set, values, objectives, against_full)
             else:
-                for chunk in self._chunks(np.ones_like(values, dtype=bool), copies=2):
-                    plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
-                    parts.append(self._gradient(plan, values[chunk], objective, None, groups, rules))
-        result_values, result_grads = zip(*parts, strict=True)
-        gradient = torch.cat(result_grads)
-        if isinstance(order, np.ndarray):
-            gradient = torch.empty_like(gradient).index_copy_(
-                -1, torch.from_numpy(order).to(gradient.device), gradient
-            )
-        return Gradient(torch.cat(result_values), gradient)
-
-    # ---- running a plan ---------------------------------------------------------------------------------------------
+                parts = self.cpu.gradients(edge_set, values, objectives, against_full, groups, rules)
+        return [_joined(of_objective, order) for of_objective in parts]
 
     def _evaluate(
         self,
@@ -260,165 +238,20 @@ class Engine:
         if prefix is not None:
             if len(edge_set.edges) and self.graph.edge_stage[edge_set.edges[0]] < stage:
                 raise MechRLError(f"an edge is read before stage {stage}, where the prefix ends")
-            given = _Given(prefix, self.graph.n_sources_before(stage))
+            given = Given(prefix, self.graph.n_sources_before(stage))
         before = None if given is None else given.prefix.lives[: given.n]
+        where: OnGpu | OnCpu = self.gpu if self.fused else self.cpu
 
         def run(chunk: slice) -> Tensor:
-            return self._outputs(make_plan(edge_set, array[chunk], given=before), reduce, given)
+            return where.outputs(make_plan(edge_set, array[chunk], given=before), reduce, given)
 
         with torch.no_grad(), self._precision():
-            results = [result for _, result in fitting(self._chunks(array), run)]
+            if self.fused and given is None and self.gpu.are_few(len(array), gradient=False):
+                return self.gpu.outputs_of_few(edge_set, array, reduce)
+            results = [result for _, result in fitting(where.chunks(array.sum(1)), run)]
         if not results:
             return reduce(self.cache.corrupt_logits[None])[:0]
         return torch.cat(results)
-
-    def _outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: _Given | None) -> Tensor:
-        """Runs a plan and reduces the logits of its distinct circuits, a few at a time."""
-        parts = [
-            reduce(self.cache.corrupt_logits[None])
-        ]  # the place of circuits that are their corrupted selves
-        run: FusedRun | _Run = FusedRun(self.ground(), plan) if self.fused else _Run(self, plan, None, given)
-        if plan.n_outputs:
-            if isinstance(run, FusedRun):
-                inputs = (
-                    self.cache.input_difference
-                    if given is None
-                    else given.prefix.rows[: given.n].flatten(0, 1)
-                )
-                final = run.forward(inputs).view(plan.n_outputs, self.cache.n_pairs, -1)
-            else:
-                final = run.forward()
-            step = max(
-                1, int(2**31 // (4 * self.cache.corrupt_logits.nbytes))
-            )  # logits of about half a gigabyte
-            parts += [reduce(self.model.unembed(final[i : i + step])) for i in range(0, len(final), step)]
-        return torch.cat(parts)[run.output]
-
-    def _whole_model(self, plan: Plan) -> Store:
-        """The rows of the whole model, in the layout of a plan that keeps everything."""
-        with torch.no_grad():
-            run = _Run(self, plan, None)
-            run.forward()
-        self._buffer = None  # the rows must outlive the next run
-        return run.store
-
-    def _gradient(
-        self,
-        plan: Plan,
-        values: np.ndarray,
-        objective: Objective | None,
-        against: Store | None,
-        groups: int | None,
-        rules: Rules | None,
-    ) -> tuple[Tensor, Tensor]:
-        if not plan.n_outputs:
-            value, gradient = self._no_gradient(values, objective)
-            return value, gradient if groups is None else gradient[:, None].repeat(1, groups, 1)
-        with torch.no_grad():
-            run = _Run(self, plan, values.reshape(-1))
-            final = run.forward()
-        value, grad_final = self._objective(final, objective)
-        gradient = run.backward(grad_final, against, groups or 1, rules).view(
-            -1, *values.shape
-        )  # [groups, C, n]
-        return value[run.output], gradient[0] if groups is None else gradient.transpose(0, 1)
-
-    def _gradients_fused(
-        self, edge_set: EdgeSet, values: np.ndarray, objective: Objective | None, against_full: bool
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Like `_gradient`, chunk by chunk, through the kernels of a CUDA device."""
-        device, inputs = self.model.device, self.cache.input_difference
-        whole = np.ones((1, values.shape[1]), dtype=bool)
-        need = np.repeat(
-            self.cache.n_tokens * gradient_bytes(self.model.spec, edge_set.edges, whole), len(values)
-        )
-        against: Tensor | None = None
-
-        def of_chunk(chunk: slice) -> tuple[Tensor, Tensor]:
-            nonlocal against
-            some = values[chunk]
-            run = self._gradient_run(edge_set, len(some))
-            if not run.plan.n_outputs:
-                return self._no_gradient(some, objective)
-            weight = torch.from_numpy(some.reshape(-1)[run.edge].astype(np.float32))
-            with torch.no_grad():
-                if against_full and against is None:  # the rows of the whole model
-                    run.run(inputs, torch.ones_like(weight, device=device))
-                    against = run.flat.clone()
-                weight = (weight.pin_memory() if device.type == "cuda" else weight).to(
-                    device, non_blocking=True
-                )
-                final = run.run(inputs, weight).view(run.plan.n_outputs, self.cache.n_pairs, -1)
-                value, grad_final = self._objective(final, objective)
-                of_edges = run.backward(grad_final.flatten(0, 1), against)
-            gradient = of_edges.new_zeros(some.size).index_copy_(0, run.edge_there, of_edges)
-            return value[run.output], gradient.view(some.shape)
-
-        chunks = consecutive(need, self._budget(), 1 if against_full else _CIRCUITS_PER_CHUNK)
-        return [result for _, result in fitting(chunks, of_chunk)]
-
-    def _gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
-        """Methods that follow the gradient ask for the same edges again and again: the last plan is kept, on the device."""
-        if (
-            self._last_run is None
-            or self._last_run[0] is not edge_set
-            or self._last_run[1].plan.n_circuits != n_circuits
-        ):
-            self._last_run = None  # let go of the old one first
-            plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
-            self._last_run = edge_set, FusedGradient(self.ground(), plan)
-        return self._last_run[1]
-
-    def _objective(self, final: Tensor, objective: Objective | None) -> tuple[Tensor, Tensor]:
-        """The objective of the corrupted run, then that of normalised last streams [n, B, d]: [1 + n, batch]; the latter's gradients."""
-        objective = objective or self.kl_objective
-        value, grad = [objective(self.corrupt_logits[None]).detach()], []
-        step = max(
-            1, int(2**28 // self.cache.corrupt_logits.nbytes)
-        )  # logits of a quarter of a gigabyte, and copies of them
-        for part in final.split(step):
-            x = part.detach().requires_grad_()
-            with torch.enable_grad():
-                reached = objective(self.model.unembed(x)[:, self.cache.inverse])
-                grad += torch.autograd.grad(reached.mean(-1).sum(), x)
-            value.append(reached.detach())
-        return torch.cat(value), torch.cat(grad)
-
-    def _no_gradient(self, values: np.ndarray, objective: Objective | None) -> tuple[Tensor, Tensor]:
-        """No path from the input to the logits: nothing depends on the weights."""
-        value = (objective or self.kl_objective)(self.corrupt_logits[None]).detach()
-        return value.repeat(len(values), 1), self.clean_log_probs.new_zeros(values.shape)
-
-    def _store(self, plan: Plan, keep: bool) -> Store:
-        """Room for a plan's rows. Fresh pages cost as much as filling them, so the last run's room is used again."""
-        size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
-        buffer = self._buffer
-        if buffer is None or len(buffer) < size:
-            self._buffer = None  # let go of the old one first
-            buffer = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
-        self._buffer = buffer if keep else None
-        return Store(plan, self.cache.n_tokens, self.cache.n_pairs, buffer)
-
-    def _streams_room(self, n_jobs: int) -> Tensor:
-        size = n_jobs * self.cache.n_tokens
-        if self._room is None or len(self._room) < size:
-            self._room = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
-        return self._room
-
-    def _kl(self, logits: Tensor) -> Tensor:
-        """[C, batch] KL(model ‖ circuit) of distinct pairs' logits [C, B, V], summed over the vocabulary."""
-        difference = logits.log_softmax(-1).sub_(self.clean_log_probs)
-        return difference.mul_(self._clean_probs).sum(-1).neg_()[:, self.cache.inverse]
-
-    @property
-    def fused(self) -> bool:
-        """Whether circuits and gradients run through the kernels of a CUDA device."""
-        return kernels.available(self.cache.input_difference, self.cache.n_positions)
-
-    def ground(self) -> Ground:
-        if self._ground is None:
-            self._ground = Ground.of(self.model, self.cache, self.tf32, self.half)
-        return self._ground
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -440,17 +273,6 @@ class Engine:
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
 
-    def _budget(self) -> float:
-        """Bytes that a chunk of circuits may use."""
-        if self._memory is not None:
-            return self._memory
-        if self.model.device.type == "cuda":
-            device = self.model.device
-            free, _ = torch.cuda.mem_get_info(device)
-            allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-            return 0.4 * max(0.0, min(free + reserved - allocated, allowed_memory(device) - allocated))
-        return 2 * 2**30
-
     def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:
         """The edges of a call, ascending, and how to bring its masks into that order. The last one is kept."""
         if edges is None:
@@ -462,235 +284,12 @@ class Engine:
             self._last_edges = EdgeSet(self.graph, key)
         return self._last_edges, order
 
-    def _chunks(self, array: np.ndarray, copies: int = 1) -> Iterator[slice]:
-        """Consecutive circuits whose rows and streams fit the budget together (an upper bound: nothing shared)."""
-        s, spec = self.graph, self.model.spec
-        kept = array.sum(1)
-        rows = np.minimum(kept + 1, s.n_sources)
-        per_row = self.cache.n_tokens * spec.d_model * self.model.embedding.element_size()
-        per_stage = (
-            2 * s.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
-        )  # streams of a layer, an MLP's hidden layer
-        need = (rows * copies + per_stage) * per_row
-        # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
-        alone = (kept > s.n_edges / 2) & (self.model.device.type == "cpu")
-        return consecutive(need, self._budget(), _CIRCUITS_PER_CHUNK, alone)
 
-
-def share_memory(device: torch.device, processes: int) -> None:
-    """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
-    torch.cuda.set_per_process_memory_fraction(
-        0.95 / processes, device.index
-    )  # the rest is what CUDA itself takes in each
-
-
-def let_go() -> None:
-    """Of a GPU's memory that is not needed any more: engines are large, and other processes may share the device."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def allowed_memory(device: torch.device) -> float:
-    """Bytes of a GPU that this process may have: all, unless processes share it."""
-    _, total = torch.cuda.mem_get_info(device)
-    return total * torch.cuda.get_per_process_memory_fraction(device.index)
-
-
-def consecutive(
-    need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None
-) -> Iterator[slice]:
-    """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
-    first, total = 0, 0.0
-    for i, size in enumerate(need):
-        apart = alone is not None and (alone[i] or alone[i - 1])
-        if i > first and (total + size > budget or i - first == most or apart):
-            yield slice(first, i)
-            first, total = i, 0.0
-        total += size
-    if first < len(need):
-        yield slice(first, len(need))
-
-
-Result = TypeVar("Result")
-
-
-def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator[tuple[slice, Result]]:
-    """Runs of circuits and their results. One that does not fit into memory after all is halved."""
-    for chunk in chunks:
-        todo = [chunk]
-        while todo:
-            some = todo.pop()
-            try:
-                result = run(some)
-            except torch.cuda.OutOfMemoryError:
-                if some.stop - some.start == 1:
-                    raise OutOfMemory(
-                        "one circuit does not fit into the device's memory: use fewer pairs"
-                    ) from None
-                middle = (some.start + some.stop) // 2
-                todo += [slice(middle, some.stop), slice(some.start, middle)]
-            else:
-                yield some, result
-                continue
-            torch.cuda.empty_cache()  # not above: an exception that is being handled holds on to what did not fit
-
-
-@dataclass(frozen=True)
-class _Given:
-    """The first `n` sources of a prefix."""
-
-    prefix: Prefix
-    n: int
-
-
-class _Run:
-    """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
-
-    def __init__(
-        self, engine: Engine, plan: Plan, weight: np.ndarray | None, given: _Given | None = None
-    ) -> None:
-        self.model, self.cache, self.plan, self.weight = engine.model, engine.cache, plan, weight
-        like = self.cache.input_difference
-        self.store = engine._store(plan, keep=weight is None)
-        if given is None:
-            self.store.full[0] = like
-        else:
-            self.store.full[: given.n] = given.prefix.rows[: given.n]
-        # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
-        widest = max((len(stage.full) for stage in plan.stages), default=0)
-        self._room = engine._streams_room(widest) if weight is None else None
-        self._total, self._n_total = (
-            torch.zeros_like(like),
-            0,
-        )  # of the rows so far, for circuits that keep everything
-        self._blocks: dict[int, list[Block]] = {}
-        with Shipment(plan, like.device) as ship:
-            self.output = ship([plan.output + 1])
-            attention = [s for s in plan.stages if s.kind == "attention"]
-            self._index = {
-                s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention
-            }
-
-    def fill(self) -> None:
-        """Computes all rows, stage by stage."""
-        for stage in self.plan.stages:
-            if stage.kind != "logits":
-                x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
-                self._components(stage, x_full, x_last, *self._slots(stage, self.store))
-
-    def forward(self) -> Tensor:
-        """Fills the store; returns the normalised last streams [outputs, B, d]."""
-        self.fill()
-        return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
-
-    def backward(
-        self, grad_final: Tensor, against: Store | None, groups: int = 1, rules: Rules | None = None
-    ) -> Tensor:
-        """From d(objective)/d(normalised last stream) to d(objective)/d(weight of every edge) [groups, n]; recomputes stage by stage."""
-        assert self.weight is not None
-        result = grad_final.new_zeros(groups, len(self.weight))
-        of_pairs, of_tokens = self.cache.groups(groups)
-        grads = Store(self.plan, self.cache.n_tokens, self.cache.n_pairs, torch.zeros_like(self.store.flat))
-        for stage in reversed(self.plan.stages):
-            with torch.no_grad():
-                x_full, x_last = (
-                    self._streams(stage.full, stage, False),
-                    self._streams(stage.last, stage, True),
-                )
-            x_full.requires_grad_()
-            x_last.requires_grad_()
-            with torch.enable_grad():
-                norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
-                normal = norm(x_full), norm(x_last)
-                if stage.kind == "logits":
-                    outputs, grad_outputs = normal, (grad_final[:0], grad_final)
-                else:
-                    outputs, grad_outputs = (
-                        self._components(stage, *normal, rules=rules),
-                        self._slots(stage, grads),
-                    )
-                some = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if len(o)]
-                grad_x = torch.autograd.grad(
-                    [o for o, _ in some], [x_full, x_last], [g for _, g in some], allow_unused=True
-                )
-            with torch.no_grad():
-                for pool, grad, last in (
-                    (stage.full, grad_x[0], None),
-                    (stage.last, grad_x[1], self.cache.last_token),
-                ):
-                    for block in self._blocks_of(pool):
-                        assert grad is not None
-                        some_groups = of_tokens if last is None else of_pairs
-                        of_edges = mix_backward(
-                            block, self.store, grads, grad[block.jobs], last, against, some_groups
-                        )
-                        result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
-        return result
-
-    # ---- one stage --------------------------------------------------------------------------------------------------
-
-    def _components(
-        self,
-        stage: Stage,
-        x_full: Tensor,
-        x_last: Tensor,
-        out_full: Tensor | None = None,
-        out_last: Tensor | None = None,
-        rules: Rules | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        model, layer, cache = self.model, stage.layer, self.cache
-        if stage.kind == "mlp":
-            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
-        index = self._index[layer]
-        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
-
-    def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
-        n_full, n_last = len(stage.heads_full), len(stage.heads_last)
-        if stage.kind == "mlp":
-            n_full, n_last = len(stage.full), len(stage.last)
-        return (
-            store.full[stage.first_full_slot : stage.first_full_slot + n_full],
-            store.last[stage.first_last_slot : stage.first_last_slot + n_last],
-        )
-
-    def _resid(self, stage: Stage, last: bool) -> Tensor:
-        if stage.kind == "logits":
-            return self.cache.resid_final
-        layer = self.cache.layers[stage.layer].last if last else self.cache.layers[stage.layer]
-        return layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
-
-    def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
-        """[J, tokens, d] the normalised streams of a pool's jobs."""
-        return self._streams(pool, stage, last, finish=self.model.normalise_)
-
-    def _streams(
-        self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> Tensor:
-        """[J, tokens, d] the streams of a pool's jobs."""
-        resid = self._resid(stage, last)
-        last_token = self.cache.last_token if last else None
-        parts = self._blocks_of(pool)
-        if len(parts) == 1 and parts[0].everything and not last and self.weight is None:
-            return self._running(parts[0], resid, finish)
-        if len(parts) == 1:
-            return mix(parts[0], self.store, resid, last_token, finish, None if last else self._room)
-        x = resid.new_empty(len(pool), *resid.shape)
-        for block in parts:
-            x[block.jobs] = mix(block, self.store, resid, last_token, finish)
-        return x
-
-    def _running(self, block: Block, resid: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """A stream that keeps everything needs only what was added since the last one, as in the plain model."""
-        assert isinstance(block.full_slots, slice)
-        end = block.full_slots.stop
-        for row in self.store.full[self._n_total : end]:
-            self._total += row
-        self._n_total = end
-        x = finish((resid + self._total)[None])
-        return x if block.stream is None else x[block.stream]
-
-    def _blocks_of(self, pool: Pool) -> list[Block]:
-        if id(pool) not in self._blocks:
-            self._blocks[id(pool)] = blocks(pool, self.weight, self.cache.input_difference)
-        return self._blocks[id(pool)]
+def _joined(parts: Sequence[tuple[Tensor, Tensor]], order: np.ndarray | slice) -> Gradient:
+    """The values and gradients of all chunks, edges in the caller's order."""
+    values, gradients = zip(*parts, strict=True)
+    gradient = torch.cat(gradients)
+    if isinstance(order, np.ndarray):
+        to = torch.from_numpy(order).to(gradient.device)
+        gradient = torch.empty_like(gradient).index_copy_(-1, to, gradient)
+    return Gradient(torch.cat(values), gradient)

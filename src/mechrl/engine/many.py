@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
-from mechrl.engine.engine import Engine, allowed_memory, consecutive, fitting
+from mechrl.engine.engine import Engine
 from mechrl.engine.fused import FusedRun, Ground, first_tokens
+from mechrl.engine.memory import allowed_memory, consecutive, fitting
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import Plan, make_plan
 from mechrl.errors import MechRLError

@@ -158,17 +158,19 @@ def mix_backward(
 
     if block.stream is not None:
         grad = grad.new_zeros(len(block.weights), *grad.shape[1:]).index_add_(0, block.stream, grad)
-    back = (block.weights.T @ grad.reshape(len(grad), -1)).view(-1, *grad.shape[1:])  # [rows, tokens, d]
+    grad = grad.reshape(len(grad), -1)
+    if isinstance(block.full_slots, slice) and block.last_slots is None and last_token is None:
+        grads.full[block.full_slots].flatten(1).addmm_(block.weights.T, grad)  # a view: added in place
+        return per_edge
+    back = (block.weights.T @ grad).view(len(block.weights.T), -1, reference.shape[-1])  # [rows, tokens, d]
     full = back if block.last_slots is None else back[: len(back) - len(block.last_slots)]
     if block.last_slots is not None:
         grads.last.index_add_(0, block.last_slots, back[len(full) :])
     if last_token is not None:
         places = (_slots(block.full_slots, grads)[:, None] * grads.full.shape[1] + last_token).flatten()
         grads.flat.index_add_(0, places, full.reshape(-1, full.shape[-1]))
-    elif isinstance(block.full_slots, slice):
-        grads.full[block.full_slots] += full
     else:
-        grads.full.index_add_(0, block.full_slots, full)
+        grads.full.index_add_(0, _slots(block.full_slots, grads), full)
     return per_edge
 
 

@@ -26,7 +26,7 @@ from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
-from mechrl.engine.engine import let_go
+from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.evaluate.beyond import beyond, curves
 from mechrl.evaluate.setting import Setting

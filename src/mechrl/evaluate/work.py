@@ -219,7 +219,7 @@ def share_machine(place: Place) -> None:
     if place.jobs > 1 and str(place.context.get("device")).startswith("cuda"):
         import torch
 
-        from mechrl.engine.engine import share_memory
+        from mechrl.engine.memory import share_memory
 
         share_memory(torch.device(place.context["device"]), place.jobs)
 

@@ -37,7 +37,7 @@ import numpy as np
 
 from mechrl.attribution import ORDERS, strength
 from mechrl.engine import Engine, ManyEngines
-from mechrl.engine.engine import PAIRS_PER_PASS
+from mechrl.engine.ledger import PAIRS_PER_PASS
 from mechrl.rl.features import SCORE, Features, features
 from mechrl.search.exchange import PASSES_PER_EDGE, Judging, Trade, exchange, size_of_groups
 

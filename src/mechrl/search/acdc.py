@@ -17,8 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mechrl.engine.engine import Engine, Prefix
+from mechrl.engine import Engine
 from mechrl.engine.ledger import PAIRS_PER_PASS
+from mechrl.engine.run_cpu import Prefix
 from mechrl.graph import Graph
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import receivers_of

@@ -1,0 +1,154 @@
+"""How the engine's time and memory grow with edges, layers and pairs, and what models of larger shapes take.
+
+    python benchmarks/engine_scale.py growth OUT_DIR        # growth.json and growth.png, with the fitted exponents
+    python benchmarks/engine_scale.py shapes OUT_DIR qwen2.5-0.5b llama-3.2-1b …    # or a .gguf file, or a name as in `mechrl models`
+
+Every figure comes from a process of its own, so that peak memory is that of one case. Weights are random unless a model is loaded. The
+circuits keep the edges of highest |EAP|. Times are the quickest of three calls.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mechrl.bench import prompts, random_pairs
+from mechrl.bench_search import best
+from mechrl.engine import Engine
+from mechrl.engine.estimate import estimate
+from mechrl.models import load_model
+from mechrl.models.random import SHAPES, random_model
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TINY = replace(SHAPES["smollm2-135m"], n_layers=4, d_model=128, d_mlp=256, n_heads=4, n_kv_heads=2, d_head=32, vocab_size=1000)  # fmt: skip
+BASE = replace(SHAPES["smollm2-135m"], n_layers=8, vocab_size=8000)
+
+
+def case(name: str, layers: int = 0, pairs: int = 20, edges: tuple[int, ...] = (500,)) -> dict[str, Any]:
+    """One model and batch: circuits of so many edges, attribution's step on the whole graph, peak memory."""
+    shapes = {"tiny": TINY, "base": BASE, **SHAPES}
+    begin = time.perf_counter()
+    if name in shapes:
+        spec = shapes[name] if not layers else replace(shapes[name], n_layers=layers)
+        model = random_model(spec, name, device=DEVICE)
+        batch: Any = random_pairs(spec.vocab_size, pairs, 16)
+    else:
+        model = load_model(name, device=DEVICE)
+        batch = prompts(model)
+    loading = time.perf_counter() - begin
+    engine, graph = Engine(model, batch, tf32=True), model.graph
+    after_loading = peak()
+    whole = np.ones((1, graph.n_edges))
+    begin = time.perf_counter()
+    scores = engine.gradient(whole, None, lambda logits: logits[..., 0] - logits[..., 1]).gradient[0]
+    attribution = time.perf_counter() - begin
+    after_attribution = peak()
+    order = np.argsort(-scores.abs().cpu().numpy())
+    rows = []
+    for n in (*(n for n in edges if n < graph.n_edges), graph.n_edges):
+        chosen = np.sort(order[:n])
+        seconds = best(lambda chosen=chosen: engine.kl(np.ones((1, len(chosen)), bool), chosen), model.device)
+        rows.append(dict(edges=n, ms=1000 * seconds))
+    return dict(
+        model=name,
+        device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
+        threads=torch.get_num_threads(),
+        layers=graph.n_layers,
+        graph_edges=graph.n_edges,
+        pairs=len(batch.clean),
+        active_tokens=engine.cache.n_tokens,
+        loading_seconds=loading,
+        attribution_seconds=attribution,
+        rows=rows,
+        peak_gb=dict(loaded=after_loading, attribution=after_attribution, end=peak()),
+        estimate=asdict(estimate(engine)),
+    )
+
+
+def peak() -> float:
+    """GB: of the device where there is one, else of the process."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def alone(**of: Any) -> dict[str, Any]:
+    """`case` in a process of its own."""
+    command = [sys.executable, __file__, "case", json.dumps(of)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    times = ", ".join(f"{row['edges']:,} edges {row['ms']:.0f} ms" for row in found["rows"])
+    print(
+        f"{found['model']}, {found['layers']} layers, {found['pairs']} pairs: {times};"
+        f" attribution's step {found['attribution_seconds']:.2f} s, peak {found['peak_gb']['end']:.1f} GB",
+        flush=True,
+    )
+    return found
+
+
+def growth(out: Path, shape: str = "base") -> None:
+    """Time against edges, layers and pairs, one at a time; exponents by least squares on logarithms."""
+    sizes = (60, 250, 1000, 4000)
+    by_edges = alone(name=shape, edges=sizes)
+    by_layers = [alone(name=shape, layers=n, edges=()) for n in (2, 4, 8, 16)]
+    by_pairs = [alone(name=shape, pairs=n) for n in (5, 10, 20, 40)]
+    lines = {
+        "edges of one circuit": [(row["edges"], row["ms"]) for row in by_edges["rows"]],
+        "layers, whole graph": [(one["layers"], one["rows"][-1]["ms"]) for one in by_layers],
+        "layers, attribution's step": [
+            (one["layers"], 1000 * one["attribution_seconds"]) for one in by_layers
+        ],
+        "pairs, 500 edges": [(one["pairs"], one["rows"][0]["ms"]) for one in by_pairs],
+        "pairs, whole graph": [(one["pairs"], one["rows"][-1]["ms"]) for one in by_pairs],
+    }
+    fitted = {name: float(np.polyfit(*np.log(np.array(points).T), 1)[0]) for name, points in lines.items()}
+    for name, exponent in fitted.items():
+        print(f"time ~ ({name})^{exponent:.2f}")
+    cases = [by_edges, *by_layers, *by_pairs]
+    (out / "growth.json").write_text(
+        json.dumps(dict(exponents=fitted, points=lines, cases=cases), indent=1) + "\n"
+    )
+    plot(out / "growth.png", lines, fitted)
+
+
+def plot(path: Path, lines: dict[str, list[tuple[float, float]]], fitted: dict[str, float]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
+    for axis, what in zip(axes, ("edges", "layers", "pairs"), strict=True):
+        for name, points in lines.items():
+            if name.startswith(what):
+                axis.loglog(*zip(*points, strict=True), "o-", label=f"{name}: exponent {fitted[name]:.2f}")
+        axis.set_xlabel(what)
+        axis.legend(fontsize=7)
+    axes[0].set_ylabel("milliseconds")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    what, rest = sys.argv[1], sys.argv[2:]
+    if what == "case":
+        print(json.dumps(case(**json.loads(rest[0]))))
+        return
+    out = Path(rest[0])
+    out.mkdir(parents=True, exist_ok=True)
+    if what == "growth":
+        growth(out, *rest[1:])
+    for name in rest[1:] if what == "shapes" else []:
+        found = alone(name=name, edges=(60, 500, 3000))
+        (out / f"shape-{Path(name).stem}-{DEVICE}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

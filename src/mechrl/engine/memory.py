@@ -1,0 +1,98 @@
+"""How many circuits go through at once: what they need, what there is, and what to do when it was too much after all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from mechrl.errors import OutOfMemory
+from mechrl.models.base import Spec
+
+CIRCUITS_PER_CHUNK = (
+    512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
+)
+_ON_A_CPU = 2 * 2**30
+
+
+def budget(device: torch.device, given: int | None = None) -> float:
+    """Bytes that a chunk of circuits may use."""
+    if given is not None:
+        return given
+    if device.type != "cuda":
+        return _ON_A_CPU
+    free, _ = torch.cuda.mem_get_info(device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return 0.4 * max(0.0, min(free + reserved - allocated, allowed_memory(device) - allocated))
+
+
+def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, copies: int = 1) -> np.ndarray:
+    """[C] bytes of the rows and streams of circuits of so many kept edges: an upper bound, for nothing is shared."""
+    graph = spec.graph
+    rows = np.minimum(kept + 1, graph.n_sources)
+    streams = (
+        2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
+    )  # of a layer, and an MLP's hidden layer
+    return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+
+
+def share_memory(device: torch.device, processes: int) -> None:
+    """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
+    torch.cuda.set_per_process_memory_fraction(
+        0.95 / processes, device.index
+    )  # the rest is what CUDA itself takes in each
+
+
+def let_go() -> None:
+    """Of a GPU's memory that is not needed any more: engines are large, and other processes may share the device."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def allowed_memory(device: torch.device) -> float:
+    """Bytes of a GPU that this process may have: all, unless processes share it."""
+    _, total = torch.cuda.mem_get_info(device)
+    return total * torch.cuda.get_per_process_memory_fraction(device.index)
+
+
+def consecutive(
+    need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None
+) -> Iterator[slice]:
+    """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
+    first, total = 0, 0.0
+    for i, size in enumerate(need):
+        apart = alone is not None and (alone[i] or alone[i - 1])
+        if i > first and (total + size > budget or i - first == most or apart):
+            yield slice(first, i)
+            first, total = i, 0.0
+        total += size
+    if first < len(need):
+        yield slice(first, len(need))
+
+
+Result = TypeVar("Result")
+
+
+def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator[tuple[slice, Result]]:
+    """Runs of circuits and their results. One that does not fit into memory after all is halved."""
+    for chunk in chunks:
+        todo = [chunk]
+        while todo:
+            some = todo.pop()
+            try:
+                result = run(some)
+            except torch.cuda.OutOfMemoryError:
+                if some.stop - some.start == 1:
+                    raise OutOfMemory(
+                        "one circuit does not fit into the device's memory: use fewer pairs"
+                    ) from None
+                middle = (some.start + some.stop) // 2
+                todo += [slice(middle, some.stop), slice(some.start, middle)]
+            else:
+                yield some, result
+                continue
+            torch.cuda.empty_cache()  # not above: an exception that is being handled holds on to what did not fit

@@ -1,0 +1,311 @@
+"""A plan run with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechrl.engine.fused import Shipment
+from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive
+from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
+from mechrl.engine.pairs_cache import PairsCache
+from mechrl.engine.plan import Plan, Pool, Stage, make_plan
+from mechrl.engine.readout import Objective, Readout
+from mechrl.engine.rules import Rules
+from mechrl.engine.stages import attention_index, attention_stage, mlp_stage
+from mechrl.graph import EdgeSet
+from mechrl.models.base import Model
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The rows of one circuit's sources, kept so that circuits which agree with it below some stage can start there.
+
+    A change of edges into a layer leaves everything below that layer untouched: searches that edit from the logits downwards
+    run the lower layers once.
+    """
+
+    rows: Tensor  # [S, N, d]; zero for a source that is its corrupted self
+    lives: np.ndarray  # [S]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The first `n` sources of a prefix."""
+
+    prefix: Prefix
+    n: int
+
+
+class OnCpu:
+    """Runs plans on one batch of pairs; keeps the room that runs need."""
+
+    def __init__(self, model: Model, cache: PairsCache, readout: Readout, memory_bytes: int | None) -> None:
+        self.model, self.cache, self.readout, self._memory = model, cache, readout, memory_bytes
+        self._rooms: dict[str, Tensor] = {}
+
+    def rows(self, plan: Plan) -> Tensor:
+        """[rows, N, d] of a plan that computes all of them everywhere."""
+        run = Run(self, plan, None)
+        run.fill()
+        return run.store.full
+
+    def outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: Given | None) -> Tensor:
+        """`reduce` of the logits of every circuit."""
+        run = Run(self, plan, None, given)
+        final = (
+            run.forward()
+            if plan.n_outputs
+            else self.cache.resid_final.new_empty(0, *self.cache.resid_final.shape)
+        )
+        return self.readout.reduced(final, reduce)[run.output]
+
+    def gradients(
+        self,
+        edge_set: EdgeSet,
+        values: np.ndarray,
+        objectives: Sequence[Objective],
+        against_full: bool,
+        groups: int | None,
+        rules: Rules | None,
+    ) -> list[list[tuple[Tensor, Tensor]]]:
+        """Per objective, chunk by chunk of circuits: values and gradients."""
+        parts = []
+        if against_full:
+            plan = make_plan(edge_set, np.ones((1, len(edge_set.edges)), dtype=bool), share=False)
+            against = self._whole_model(plan)
+            for i in range(len(values)):
+                parts.append(self._gradient(plan, values[i : i + 1], objectives, against, groups, rules))
+        else:
+            every = np.full(len(values), values.shape[1])
+            for chunk in self.chunks(every, copies=1 + len(objectives)):
+                plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+                parts.append(self._gradient(plan, values[chunk], objectives, None, groups, rules))
+        return [list(of_objective) for of_objective in zip(*parts, strict=True)]
+
+    def _whole_model(self, plan: Plan) -> Store:
+        """The rows of the whole model, in the layout of a plan that keeps everything."""
+        with torch.no_grad():
+            run = Run(self, plan, None)
+            run.forward()
+        del self._rooms["rows"]  # they must outlive the next run
+        return run.store
+
+    def _gradient(
+        self,
+        plan: Plan,
+        values: np.ndarray,
+        objectives: Sequence[Objective],
+        against: Store | None,
+        groups: int | None,
+        rules: Rules | None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        if not plan.n_outputs:
+            nothing = [self.readout.of_nothing(values, objective) for objective in objectives]
+            return [(v, g if groups is None else g[:, None].repeat(1, groups, 1)) for v, g in nothing]
+        with torch.no_grad():
+            run = Run(self, plan, values.reshape(-1))
+            final = run.forward()
+        reached = [self.readout.objective(final, objective) for objective in objectives]
+        backward = run.backward([grad for _, grad in reached], against, groups or 1, rules)
+        result = []
+        for (value, _), gradient in zip(reached, backward, strict=True):
+            of_groups = gradient.view(-1, *values.shape)  # [groups, C, n]
+            result.append((value[run.output], of_groups[0] if groups is None else of_groups.transpose(0, 1)))
+        return result
+
+    def chunks(self, kept: np.ndarray, copies: int = 1) -> Iterator[slice]:
+        """Consecutive circuits of so many kept edges each, whose rows and streams fit the budget together."""
+        device, spec = self.model.device, self.model.spec
+        need = circuit_bytes(spec, kept, self.cache.n_tokens, self.model.embedding.element_size(), copies)
+        # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
+        alone = (kept > spec.graph.n_edges / 2) & (device.type == "cpu")
+        return consecutive(need, budget(device, self._memory), CIRCUITS_PER_CHUNK, alone)
+
+    def store(self, plan: Plan, which: str = "rows") -> Store:
+        """Room for a plan's rows, or for their gradients: the last run's. Fresh pages cost as much as filling them."""
+        size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
+        return Store(plan, self.cache.n_tokens, self.cache.n_pairs, self._room(which, size))
+
+    def streams_room(self, n_jobs: int) -> Tensor:
+        """Likewise for streams [tokens of all jobs, d]."""
+        return self._room("streams", n_jobs * self.cache.n_tokens)
+
+    def _room(self, which: str, size: int) -> Tensor:
+        if which not in self._rooms or len(self._rooms[which]) < size:
+            self._rooms.pop(which, None)  # let go of the old one first
+            self._rooms[which] = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
+        return self._rooms[which]
+
+
+class Run:
+    """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
+
+    def __init__(self, cpu: OnCpu, plan: Plan, weight: np.ndarray | None, given: Given | None = None) -> None:
+        self.model, self.cache, self.plan, self.weight = cpu.model, cpu.cache, plan, weight
+        like = self.cache.input_difference
+        self.cpu, self.store = cpu, cpu.store(plan)
+        if given is None:
+            self.store.full[0] = like
+        else:
+            self.store.full[: given.n] = given.prefix.rows[: given.n]
+        # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
+        widest = max((len(stage.full) for stage in plan.stages), default=0)
+        self._room = cpu.streams_room(widest) if weight is None else None
+        self._total, self._n_total = (
+            torch.zeros_like(like),
+            0,
+        )  # of the rows so far, for circuits that keep everything
+        self._blocks: dict[int, list[Block]] = {}
+        with Shipment(plan, like.device) as ship:
+            self.output = ship([plan.output + 1])
+            attention = [s for s in plan.stages if s.kind == "attention"]
+            self._index = {
+                s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention
+            }
+
+    def fill(self) -> None:
+        """Computes all rows, stage by stage."""
+        for stage in self.plan.stages:
+            if stage.kind != "logits":
+                x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
+                self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+
+    def forward(self) -> Tensor:
+        """Fills the store; returns the normalised last streams [outputs, B, d]."""
+        self.fill()
+        return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
+
+    def backward(
+        self, grad_finals: Sequence[Tensor], against: Store | None, groups: int, rules: Rules | None
+    ) -> list[Tensor]:
+        """From d(objective)/d(normalised last stream) of several objectives to d(objective)/d(weight of every edge) [groups, n].
+
+        Recomputes stage by stage.
+        """
+        assert self.weight is not None
+        rows = [self.cpu.store(self.plan, f"gradients {i}") for i in range(len(grad_finals))]
+        results = [grad_final.new_zeros(groups, len(self.weight)) for grad_final in grad_finals]
+        for grads in rows:
+            grads.flat.zero_()
+        for stage in reversed(self.plan.stages):
+            with torch.no_grad():
+                x_full = self._streams(stage.full, stage, False)
+                x_last = self._streams(stage.last, stage, True)
+            x_full.requires_grad_()
+            x_last.requires_grad_()
+            with torch.enable_grad():
+                norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
+                outputs = norm(x_full), norm(x_last)
+                if stage.kind != "logits":
+                    outputs = self._components(stage, *outputs, rules=rules)
+            for grad_final, grads, result in zip(grad_finals, rows, results, strict=True):
+                of_outputs = (grad_final[:0], grad_final)
+                if stage.kind != "logits":
+                    of_outputs = self._slots(stage, grads)
+                some = [(o, g) for o, g in zip(outputs, of_outputs, strict=True) if len(o)]
+                grad_x = torch.autograd.grad(
+                    [o for o, _ in some],
+                    [x_full, x_last],
+                    [g for _, g in some],
+                    allow_unused=True,
+                    retain_graph=grads is not rows[-1],
+                )
+                self._backward_of_mix(stage, grad_x, grads, against, groups, result)
+        return results
+
+    @torch.no_grad()
+    def _backward_of_mix(
+        self,
+        stage: Stage,
+        grad_x: Sequence[Tensor | None],
+        grads: Store,
+        against: Store | None,
+        groups: int,
+        result: Tensor,
+    ) -> None:
+        """From d(objective)/d(streams of a stage) to that of the rows they read, in `grads`, and of the edges, in `result`."""
+        of_pairs, of_tokens = self.cache.groups(groups)
+        for pool, grad, last in (
+            (stage.full, grad_x[0], None),
+            (stage.last, grad_x[1], self.cache.last_token),
+        ):
+            for block in self._blocks_of(pool):
+                assert grad is not None
+                some_groups = of_tokens if last is None else of_pairs
+                of_edges = mix_backward(
+                    block, self.store, grads, grad[block.jobs], last, against, some_groups
+                )
+                result.index_add_(1, torch.from_numpy(block.edge).to(result.device), of_edges)
+
+    # ---- one stage --------------------------------------------------------------------------------------------------
+
+    def _components(
+        self,
+        stage: Stage,
+        x_full: Tensor,
+        x_last: Tensor,
+        out_full: Tensor | None = None,
+        out_last: Tensor | None = None,
+        rules: Rules | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        model, layer, cache = self.model, stage.layer, self.cache
+        if stage.kind == "mlp":
+            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
+        index = self._index[layer]
+        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
+
+    def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
+        n_full, n_last = len(stage.heads_full), len(stage.heads_last)
+        if stage.kind == "mlp":
+            n_full, n_last = len(stage.full), len(stage.last)
+        return (
+            store.full[stage.first_full_slot : stage.first_full_slot + n_full],
+            store.last[stage.first_last_slot : stage.first_last_slot + n_last],
+        )
+
+    def _resid(self, stage: Stage, last: bool) -> Tensor:
+        if stage.kind == "logits":
+            return self.cache.resid_final
+        layer = self.cache.layers[stage.layer].last if last else self.cache.layers[stage.layer]
+        return layer.resid_mlp if stage.kind == "mlp" else layer.resid_attention
+
+    def _normal(self, pool: Pool, stage: Stage, last: bool) -> Tensor:
+        """[J, tokens, d] the normalised streams of a pool's jobs."""
+        return self._streams(pool, stage, last, finish=self.model.normalise_)
+
+    def _streams(
+        self, pool: Pool, stage: Stage, last: bool, finish: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
+        """[J, tokens, d] the streams of a pool's jobs."""
+        resid = self._resid(stage, last)
+        last_token = self.cache.last_token if last else None
+        parts = self._blocks_of(pool)
+        if len(parts) == 1 and parts[0].everything and not last and self.weight is None:
+            return self._running(parts[0], resid, finish)
+        if len(parts) == 1:
+            return mix(parts[0], self.store, resid, last_token, finish, None if last else self._room)
+        x = resid.new_empty(len(pool), *resid.shape)
+        for block in parts:
+            x[block.jobs] = mix(block, self.store, resid, last_token, finish)
+        return x
+
+    def _running(self, block: Block, resid: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
+        """A stream that keeps everything needs only what was added since the last one, as in the plain model."""
+        assert isinstance(block.full_slots, slice)
+        end = block.full_slots.stop
+        for row in self.store.full[self._n_total : end]:
+            self._total += row
+        self._n_total = end
+        x = finish((resid + self._total)[None])
+        return x if block.stream is None else x[block.stream]
+
+    def _blocks_of(self, pool: Pool) -> list[Block]:
+        if id(pool) not in self._blocks:
+            self._blocks[id(pool)] = blocks(pool, self.weight, self.cache.input_difference)
+        return self._blocks[id(pool)]
