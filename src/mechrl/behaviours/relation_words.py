@@ -1,4 +1,4 @@
-"""The words of the few-shot relations: of every pair the first is asked about, the second is the answer."""
+"""The word pairs of the few-shot relations: query, answer."""
 
 from __future__ import annotations
 
