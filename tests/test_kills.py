@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from mechrl.circuit import Circuit
-from mechrl.sealed import read_sealed
+from mechrl.files.sealed import read_sealed
 from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model

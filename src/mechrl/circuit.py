@@ -16,11 +16,11 @@ import mechrl
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import read_json
 from mechrl.graph import Graph, checked_graph
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
-from mechrl.reading import read_json
 
 FORMAT = 1
 

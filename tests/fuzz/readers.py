@@ -27,6 +27,7 @@ from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
 from mechrl.experiments.compare import rows
 from mechrl.experiments.work import Cell, Place
+from mechrl.files.sealed import sealed
 from mechrl.models import load_model
 from mechrl.models.gguf import byte_level_bpe
 from mechrl.rl.env import RewardSettings, make_task
@@ -36,7 +37,6 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import learned_with, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings
 from mechrl.rl.train import Run, _check_continues, _load, describe
-from mechrl.sealed import sealed
 from mechrl.search.problem import State
 from mechrl.search.run import Settings, check_continues
 from tests.behaviours.tokenizers import gpt2, word_level

@@ -13,9 +13,9 @@ from mechrl.cli import options
 from mechrl.cli.output import one_writer
 from mechrl.cli.terminal import answer, answer_json, answer_table
 from mechrl.errors import MechRLError
+from mechrl.files.saving import not_saved
 from mechrl.messages import say
 from mechrl.ranges import MOST_EDGES, MOST_STEPS
-from mechrl.saving import not_saved
 
 # ---- compare --------------------------------------------------------------------------------------------------------
 

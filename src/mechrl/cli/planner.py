@@ -208,8 +208,8 @@ def fit(
     from mechrl.agents.planner import records
     from mechrl.agents.planner.fit import fit as fit_network
     from mechrl.agents.planner.network import save_model
+    from mechrl.files.saving import patiently
     from mechrl.models import resolve_device
-    from mechrl.saving import patiently
 
     with working("reading records"):
         found: list[Record] = [

@@ -13,9 +13,9 @@ from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.terminal import Live, answer, answer_json, working
 from mechrl.errors import MechRLError
+from mechrl.files.saving import Saving
 from mechrl.messages import say
 from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
-from mechrl.saving import Saving
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:

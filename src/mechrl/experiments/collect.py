@@ -11,8 +11,8 @@ from mechrl.agents.planner.collect import CollectSettings, walk
 from mechrl.agents.planner.network import EditModel, load_model
 from mechrl.behaviours import get_behaviour
 from mechrl.experiments.work import Cell, Place, check_stop, stopping, tell
+from mechrl.files.saving import patiently
 from mechrl.models.base import Model
-from mechrl.saving import patiently
 
 
 def collect_cell(

@@ -30,6 +30,7 @@ from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.experiments.work import Cell, Place, Stopped, stopping, tell
 from mechrl.files import write_atomically
+from mechrl.files.saving import Saving
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
@@ -39,7 +40,6 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
-from mechrl.saving import Saving
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.run import Settings, prepare
 from mechrl.validity.beyond import beyond, curves

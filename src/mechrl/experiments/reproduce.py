@@ -19,7 +19,7 @@ from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
 from mechrl.experiments.work import Cell, Place
 from mechrl.experiments.workshop import Gated, Workshop
-from mechrl.reading import parse_json, read_bytes, read_json
+from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
 
 

@@ -34,9 +34,9 @@ from typing import Any, Protocol
 import mechrl
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.files import CannotWrite, write_atomically
-from mechrl.one_writer import only_writer
-from mechrl.reading import read_json
-from mechrl.saving import patiently
+from mechrl.files.lock import only_writer
+from mechrl.files.reading import read_json
+from mechrl.files.saving import patiently
 
 FORMAT = 1
 ATTEMPTS = 3  # workers that one cell may cost

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from mechrl import saving
 from mechrl.agents.planner import fit as fitting
 from mechrl.agents.planner.collect import Walk
 from mechrl.circuit import Circuit
@@ -21,7 +20,7 @@ from mechrl.cli import planner as planner_command
 from mechrl.cli import search as searching
 from mechrl.experiments import collect as planner_jobs
 from mechrl.experiments.work import Cell, Desk, Place
-from mechrl.files import CannotWrite
+from mechrl.files import CannotWrite, saving
 from mechrl.search.problem import State
 from tests.experiments import work_jobs
 from tests.fuzz.planner import some_network, some_record
