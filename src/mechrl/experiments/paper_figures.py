@@ -74,10 +74,10 @@ def transfer(view: View) -> Figure:
                 values[key]["warm start"], BLUE, True, "warm start"
             )
             if view.is_paper_model:
-                place = 0 if key == "f" else 1
+                column = 0 if key == "f" else 1
                 for kind, marker in (("zero_shot", "x"), ("warm", "+")):
                     theirs = {
-                        n: Spread(paper.TRANSFER[n][kind][place], None, 1)
+                        n: Spread(paper.TRANSFER[n][kind][column], None, 1)
                         for n in names
                         if n in paper.TRANSFER
                     }
@@ -213,7 +213,7 @@ def beyond(view: View) -> Figure:
         if ceilings:
             top.set_xscale("log")
             plain_log(top, "x")
-            top.axhline(view.plan.budget.tau, color=GREY, linewidth=0.8, linestyle=":")
+            top.axhline(view.scope.budget.tau, color=GREY, linewidth=0.8, linestyle=":")
             top.axvline(view.agent.k, color=GREY, linewidth=0.8, linestyle=":")
             top.set_xlabel("K: best edges by attribution")
             top.set_ylabel("faithfulness f of the K edges")
@@ -223,7 +223,7 @@ def beyond(view: View) -> Figure:
             empty(top)
         most = " at first" if view.agent.reach else " at most" if view.agent.spare else ""
         top.set_title(
-            f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.plan.budget.tau:g}"
+            f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.scope.budget.tau:g}"
         )
         left, right = canvas.add_subplot(spec[1, 0]), canvas.add_subplot(spec[1, 1])
         for ax, values, label, title in (
@@ -261,7 +261,7 @@ def beyond(view: View) -> Figure:
 
 
 def cost(view: View) -> Figure:
-    tau, names = view.plan.budget.tau, view.chosen.all
+    tau, names = view.scope.budget.tau, view.chosen.all
     deployment = spread([r for name in names for r in view.results(view.cells.policy, name)], "passes")
     adaptation = spread(
         [r for name in names for r in view.results(view.cells.adapted, name)], "passes_training"
@@ -273,7 +273,7 @@ def cost(view: View) -> Figure:
         "training,\nonce": training,
     }
     plane: dict[str, list[dict[str, Any]]] = {}
-    for method in view.plan.methods:
+    for method in view.scope.methods:
         found = {name: view.results(view.cells.matched, "discovery", name, method) for name in names}
         plane[NAMES[method]] = [
             _place(name, results, "edges_pruned", tau) for name, results in found.items() if results
@@ -366,7 +366,7 @@ def matched(view: View) -> Figure:
                 name: spread(view.results(view.cells.matched, target, name, method), "edges_pruned")
                 for name in names
             }
-            for method in view.plan.methods
+            for method in view.scope.methods
         }
         for target in targets
     }
@@ -376,19 +376,19 @@ def matched(view: View) -> Figure:
             for key, cell in view.cells.matched.items()
             if key[0] == "discovery" and key[2] == method and (r := view.result(cell))
         ]
-        for method in view.plan.methods
+        for method in view.scope.methods
     }
 
     def paint(canvas: Canvas) -> None:
         spec = canvas.add_gridspec(
-            2, 2, height_ratios=(0.5 + 0.32 * len(names), 0.5 + 0.17 * len(view.plan.methods))
+            2, 2, height_ratios=(0.5 + 0.32 * len(names), 0.5 + 0.17 * len(view.scope.methods))
         )
         first = None
         for column, target in enumerate(targets):
             ax = canvas.add_subplot(spec[0, column], sharex=first, sharey=first)
             first = first or ax
             points = []
-            for i, method in enumerate(view.plan.methods):
+            for i, method in enumerate(view.scope.methods):
                 colour, marker = style_of(i)
                 points += _points(sizes[target][method], colour, True, NAMES[method], marker)
             if points:
@@ -396,17 +396,17 @@ def matched(view: View) -> Figure:
             else:
                 empty(ax)
             ax.set_title(
-                f"({'ab'[column]}) f ≥ {view.plan.budget.tau:g} on {'discovery' if target == 'discovery' else 'fresh'} pairs"
+                f"({'ab'[column]}) f ≥ {view.scope.budget.tau:g} on {'discovery' if target == 'discovery' else 'fresh'} pairs"
             )
             if column:
                 ax.tick_params(labelleft=False)
             else:
                 _legend_below(canvas, ax)
         bottom = canvas.add_subplot(spec[1, :])
-        methods = [m for m in view.plan.methods if lost[m]]
+        methods = [m for m in view.scope.methods if lost[m]]
         if methods:
             for i, method in enumerate(methods):
-                colour, marker = style_of(view.plan.methods.index(method))
+                colour, marker = style_of(view.scope.methods.index(method))
                 bottom.plot(
                     lost[method],
                     [i] * len(lost[method]),
@@ -435,7 +435,7 @@ def matched(view: View) -> Figure:
         "Circuit sizes of all methods per behaviour at matched faithfulness on discovery and on fresh pairs, and the loss on test pairs.",
         {"edges": _jsonable(sizes), "lost": lost},
         view.command,
-        (8.2, 2.6 + 0.40 * max(len(names), 3) + 0.24 * len(view.plan.methods)),
+        (8.2, 2.6 + 0.40 * max(len(names), 3) + 0.24 * len(view.scope.methods)),
         paint,
     )
 

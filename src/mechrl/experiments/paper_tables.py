@@ -25,7 +25,7 @@ def all_tables(view: View) -> list[Table]:
     for number, target in ((8, "discovery"), (9, "test")):
         cells = [cell for key, cell in view.cells.matched.items() if key[0] == target]
         table = comparison_table(
-            compare.rows(cells, view.place), target, view.plan.budget, view.command, (_candidates(view),)
+            compare.rows(cells, view.workspace), target, view.scope.budget, view.command, (_candidates(view),)
         )
         tables.append(
             replace(table, name=f"table-{number}-matched-{target}", title=f"Table {number} · {table.title}")
@@ -37,7 +37,7 @@ def all_tables(view: View) -> list[Table]:
 
 
 def _candidates(view: View) -> str:
-    k = min(view.plan.budget.k, view.gated.graph["edges"])
+    k = min(view.scope.budget.k, view.gated.graph["edges"])
     return (
         f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
         f"own metric and by KL, doubled until these reach τ together; the policy among {view.candidates}: as it was trained, which may "
@@ -48,7 +48,7 @@ def _candidates(view: View) -> str:
 
 def _rule(view: View) -> str:
     """How the policy's circuits are chosen in the tables of the paper."""
-    rollouts = f"{view.plan.budget.rollouts} sampled rollouts and a greedy one"
+    rollouts = f"{view.scope.budget.rollouts} sampled rollouts and a greedy one"
     if not view.agent.best_so_far:
         return f"The policy's circuit is, as in the paper, the most faithful of the last masks of {rollouts}, whatever its size."
     from mechrl.rl.env import RewardSettings
@@ -59,7 +59,7 @@ def _rule(view: View) -> str:
     )
     target = (
         f"{highest:g}"
-        if view.agent.meets(view.plan.budget.tau)
+        if view.agent.meets(view.scope.budget.tau)
         else f"c − {margin:g}, or {highest:g} if that is lower"
     )
     beginning = (
@@ -82,10 +82,10 @@ def _seeds(n: int) -> str:
 
 
 def _over(view: View) -> str:
-    costly = len(view.plan.costly_seeds)
-    if costly == len(view.plan.seeds):
+    costly = len(view.scope.costly_seeds)
+    if costly == len(view.scope.seeds):
         return f"Mean ± sd over {_seeds(costly)}."
-    return f"Mean ± sd over {_seeds(len(view.plan.seeds))}; over {_seeds(costly)} where a policy is adapted and for ACDC."
+    return f"Mean ± sd over {_seeds(len(view.scope.seeds))}; over {_seeds(costly)} where a policy is adapted and for ACDC."
 
 
 def features(view: View) -> Table:
@@ -181,8 +181,8 @@ def behaviours(view: View) -> Table:
     return Table(
         "table-2-behaviours",
         "Table 2 · Behaviours and ceilings",
-        f"The ceiling c is f of the whole candidate set ({view.candidates}) on {view.plan.budget.pairs} discovery pairs; beside it the "
-        f"ceiling of the {view.agent.k:,} best edges by KL attribution. Mean ± sd over {_seeds(len(view.plan.seeds))}; passes are those "
+        f"The ceiling c is f of the whole candidate set ({view.candidates}) on {view.scope.budget.pairs} discovery pairs; beside it the "
+        f"ceiling of the {view.agent.k:,} best edges by KL attribution. Mean ± sd over {_seeds(len(view.scope.seeds))}; passes are those "
         "of both attributions and of all curves.",
         tuple(columns),
         tuple(rows),
@@ -263,7 +263,7 @@ def transfer(view: View) -> Table:
         group = "the paper"
         columns += [Column("f", 3, group), Column("edges", 0, group), Column("f warm", 3, group)]
         columns += [Column("edges warm", 0, group), Column("recovered", text=True, group=group)]
-    b = view.plan.budget
+    b = view.scope.budget
     return Table(
         "table-3-transfer",
         "Table 3 · Transfer to held-out behaviours",
@@ -289,7 +289,7 @@ def _policy_notes(view: View) -> tuple[str, ...]:
 
 def per_behaviour(view: View) -> Table:
     """Table 4 of the paper."""
-    tau = view.plan.budget.tau
+    tau = view.scope.budget.tau
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
         curves = view.results(view.cells.curves, name)
@@ -333,8 +333,8 @@ def per_behaviour(view: View) -> Table:
     return Table(
         "table-4-per-behaviour",
         "Table 4 · Policy and per-behaviour search, as the paper compares them",
-        f"f ≥ {tau:g} on {view.plan.budget.pairs} discovery pairs. ACDC: the smallest over thresholds "
-        f"{', '.join(f'{t:g}' for t in view.plan.budget.thresholds)} that reaches it, else the most faithful. EAP-IG greedy: the smallest "
+        f"f ≥ {tau:g} on {view.scope.budget.pairs} discovery pairs. ACDC: the smallest over thresholds "
+        f"{', '.join(f'{t:g}' for t in view.scope.budget.thresholds)} that reaches it, else the most faithful. EAP-IG greedy: the smallest "
         "of the paper's sizes that reaches it, else the largest; it takes no passes beyond the attribution's. Policy: frozen on training "
         f"behaviours, adapted on held-out ones{'' if view.agent.meets(tau) else '; not matched in f'}. {_rule(view)} Seeds: of ACDC, "
         f"greedy, policy. {_over(view)}",
@@ -406,14 +406,14 @@ def warm_scratch(view: View) -> Table:
             row += [spread(results, key) for key in ("edges_pruned", "f", "f_test", "passes")]
         both = [
             b["edges_pruned"] / a["edges_pruned"]
-            for seed in view.plan.costly_seeds
+            for seed in view.scope.costly_seeds
             if (a := view.result(view.cells.adapted.get((name, seed))))
             and (b := view.result(view.cells.scratch.get((name, seed))))
             if a["edges_pruned"]
         ]
         rows.append((*row, Spread.of(both) if both else None, len(both)))
     columns = [Column("behaviour", text=True)]
-    budget = view.plan.budget
+    budget = view.scope.budget
     for group in (
         f"warm start, {budget.adapt_iterations} iterations",
         f"from scratch, {budget.scratch_iterations} iterations",
@@ -424,7 +424,7 @@ def warm_scratch(view: View) -> Table:
         "table-6-warm-scratch",
         "Table 6 · Warm start and training from scratch",
         "The same reward, candidates, target and hyperparameters; only the first weights and the number of iterations differ. "
-        f"Mean ± sd over {_seeds(len(view.plan.costly_seeds))}.",
+        f"Mean ± sd over {_seeds(len(view.scope.costly_seeds))}.",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -435,7 +435,7 @@ def warm_scratch(view: View) -> Table:
 def acdc_sweep(view: View) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
-        for t in view.plan.budget.thresholds:
+        for t in view.scope.budget.thresholds:
             results = view.results(view.cells.acdc, name, t)
             row: list[Value] = [name, f"{t:g}"]
             row += [
@@ -458,8 +458,8 @@ def acdc_sweep(view: View) -> Table:
     return Table(
         "table-7-acdc",
         "Table 7 · ACDC over the whole graph",
-        f"{view.gated.graph['edges']:,} edges, {view.plan.budget.pairs} discovery pairs. Mean ± sd over "
-        f"{_seeds(len(view.plan.costly_seeds))}.",
+        f"{view.gated.graph['edges']:,} edges, {view.scope.budget.pairs} discovery pairs. Mean ± sd over "
+        f"{_seeds(len(view.scope.costly_seeds))}.",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -476,7 +476,7 @@ def summary(view: View) -> Table:
             notes.append(
                 f"Matched on {PAIRS[target]}, left out until every method is done with them: {missing}."
             )
-        found = {method: _by_case(view, target, method, compared) for method in view.plan.methods}
+        found = {method: _by_case(view, target, method, compared) for method in view.scope.methods}
         for method, by_case in found.items():
             results = list(by_case.values())
             if not results:
@@ -536,10 +536,10 @@ def _compared(view: View, target: str) -> tuple[set[Case], str]:
     }
     words = []
     for name in view.chosen.all:
-        seeds = [str(seed) for seed in view.plan.seeds if (name, seed) in undone]
+        seeds = [str(seed) for seed in view.scope.seeds if (name, seed) in undone]
         if seeds:
-            words.append(name if len(seeds) == len(view.plan.seeds) else f"{name} (seed {', '.join(seeds)})")
-    everywhere = {(name, seed) for name in view.chosen.all for seed in view.plan.seeds}
+            words.append(name if len(seeds) == len(view.scope.seeds) else f"{name} (seed {', '.join(seeds)})")
+    everywhere = {(name, seed) for name in view.chosen.all for seed in view.scope.seeds}
     return everywhere - undone, ", ".join(words)
 
 
@@ -563,11 +563,11 @@ def _is_smallest(found: dict[str, dict[Case, dict[str, Any]]], method: str, case
 def beside_searches(view: View) -> Table:
     """Does the policy win, on either axis or on both? Each search beside it, where both are done."""
     rows: list[tuple[Value, ...]] = []
-    policies = [method for method in view.plan.methods if method in compare.POLICIES]
+    policies = [method for method in view.scope.methods if method in compare.POLICIES]
     for target in ("discovery", "test"):
         for policy in policies:
             own = _by_case(view, target, policy)
-            for method in view.plan.methods:
+            for method in view.scope.methods:
                 theirs = _by_case(view, target, method) if method in compare.SEARCHES else {}
                 cases = [case for case in own if case in theirs]
                 if cases:
@@ -621,7 +621,7 @@ def _contest(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Value,
 def validity(view: View) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
-        for method in view.plan.methods:
+        for method in view.scope.methods:
             results = [
                 r for r in view.results(view.cells.matched, "discovery", name, method) if "validity" in r
             ]
@@ -660,7 +660,7 @@ def validity(view: View) -> Table:
     return Table(
         "table-11-validity",
         "Table 11 · Are the circuits real?",
-        f"The circuits of table 8, f ≥ {view.plan.budget.tau:g} on discovery pairs. Random controls are means of 20 draws, from "
+        f"The circuits of table 8, f ≥ {view.scope.budget.tau:g} on discovery pairs. Random controls are means of 20 draws, from "
         "each method's own candidates or from the whole graph. Other variants: mean ± sd over the family's others. Circuits of seed 0, and "
         "of all seeds for the policy with its sampled rollouts.",
         columns,
