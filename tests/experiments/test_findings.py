@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
+from mechrl.experiments.compare_tables import NAMES
 from mechrl.experiments.findings import findings
-from mechrl.experiments.paper_tables import NAMES, _by_case
+from mechrl.experiments.paper_tables.matched import by_case
 from mechrl.experiments.reproduce import Scope
 from tests.experiments.made_up import made_up
 
@@ -18,7 +19,7 @@ def test_they_are_few_and_computed(tmp_path) -> None:
     total = len(view.gated.verdicts)
     assert said[0].startswith(f"gpt2 exhibits {total - len(no)} of {total} behaviours")
     methods = [m for m in view.scope.methods if m != "policy-adapted"]
-    by = {m: {c: r for c, r in _by_case(view, "discovery", m).items() if r["reached"]} for m in methods}
+    by = {m: {c: r for c, r in by_case(view, "discovery", m).items() if r["reached"]} for m in methods}
     by = {m: found for m, found in by.items() if found}
     cases = set.intersection(*map(set, by.values()))
     for method, found in by.items():
