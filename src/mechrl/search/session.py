@@ -21,12 +21,13 @@ import numpy as np
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour, Metric
 from mechrl.candidates import candidate_set, discovery_pairs, metrics_of, scores_of, widen
 from mechrl.circuit import Circuit
-from mechrl.engine import Engine, Ledger
+from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS, Prefilter, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
+from mechrl.search.fresh_pairs import HIGHEST_AIM, fresh, higher, step_back
 from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import greedy_search, top_n_search
@@ -35,9 +36,7 @@ Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "block
 HoldsOn = Literal["discovery", "fresh"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-N_FRESH = 100  # validation pairs, and test pairs
 ATTEMPTS = 6  # searches for one target on fresh pairs
-_HIGHEST_AIM = 0.999
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class SearchSession:
             given_up = (
                 self.attempt >= self.settings.attempts
                 or state.faithfulness < self.aim
-                or self.aim >= _HIGHEST_AIM
+                or self.aim >= HIGHEST_AIM
             )
             enough = self.found.validation >= self.settings.tau and len(found.edges) >= len(self.found.edges)
             if given_up or enough:
@@ -373,46 +372,6 @@ def search(
     session = prepare(model, behaviour, settings)
     session.problem.checkpoint = checkpoint
     return session.circuit(session.run())
-
-
-def higher(aim: float, short: float) -> float:
-    """What to aim at after falling `short` on validation pairs: as much higher, but no more than half of what is left, for f on one's own
-    pairs cannot pass 1."""
-    return min(_HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
-
-
-def step_back(
-    steps: np.ndarray,
-    f: np.ndarray,
-    tau: float,
-    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    enough_at: int = -1,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
-    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
-    `enough_at` is a step of which f ≥ τ is known.
-    """
-    steps, f = steps.copy(), f.copy()
-    low, high = (
-        np.full(len(steps), enough_at),
-        np.where(f < tau, steps, enough_at + 1),
-    )  # f ≥ τ at low, and not at high
-    while len(which := np.flatnonzero(high - low > 1)):
-        middle = (low[which] + high[which]) // 2
-        found = measure(which, middle)
-        enough = found >= tau
-        low[which[enough]], high[which[~enough]] = middle[enough], middle[~enough]
-        better = enough | (found > f[which])
-        steps[which[better]], f[which[better]] = middle[better], found[better]
-    return steps, f
-
-
-def fresh(
-    model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH, ledger: Ledger | None = None
-) -> Engine:
-    """An engine on pairs that no search has seen: `VALIDATION_SEED`'s or `TEST_SEED`'s."""
-    assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx), ledger=ledger)
 
 
 def _search(settings: SearchSettings) -> Callable[[Problem, State | None], State]:
