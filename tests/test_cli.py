@@ -33,7 +33,7 @@ COMMANDS = [
     "train",
     "export",
 ]
-COMMANDS += ["view", "bench"]
+COMMANDS += ["view", "bench", "planner"]
 SHARED = [
     "--device",
     "--seed",

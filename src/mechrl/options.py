@@ -31,7 +31,7 @@ def finite(value: float | None) -> float | None:
 
 def _tau(value: float | None) -> float | None:
     if value is not None and not 0 < value < 1:
-        raise MechRLError(f"tau must lie between 0 and 1, not be {value:g}")
+        raise typer.BadParameter(f"tau must lie between 0 and 1, not be {value:g}")
     return value
 
 

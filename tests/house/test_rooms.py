@@ -26,7 +26,7 @@ ORDER = [
     "validity",
     "evaluate experiments",
     "viewer",
-    "behaviours_command bench demo",
+    "behaviours_command bench bench_search demo",
     "cli",
     "mechrl",
 ]

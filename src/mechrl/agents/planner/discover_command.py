@@ -13,7 +13,6 @@ from mechrl.one_writer import one_writer
 from mechrl.ranges import MOST_STEPS
 from mechrl.saving import Saving, answer_kept, keep
 from mechrl.search.command import answer_circuit, duration, shortfalls
-from mechrl.search.problem import Interrupted
 from mechrl.terminal import Live, answer, say, stop_signals, working
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ def discover_command(
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
     from mechrl.models import load_model
+    from mechrl.search.problem import Interrupted
 
     chosen = get_behaviour(behaviour)
     if holds_on is None and not chosen.has_fresh:
