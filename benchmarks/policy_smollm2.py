@@ -44,11 +44,10 @@ from mechrl import gate
 from mechrl.behaviours import DISCOVERY_SEED, behaviours, get_behaviour
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError
-from mechrl.evaluate import paper
-from mechrl.evaluate.compare import read_agent
-from mechrl.evaluate.reproduce import choose
-from mechrl.evaluate.run import Gated
-from mechrl.evaluate.spread import Spread
+from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.compare import read_agent
+from mechrl.experiments.reproduce import choose
+from mechrl.experiments.workshop import Gated
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.models.loading import resolve_device
@@ -60,6 +59,7 @@ from mechrl.rl.rollout import Deployment, Judge, deploy_together, learned_with, 
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted
+from mechrl.stats import Spread
 
 TAU = 0.9
 KEY = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mechrl import cli
+from mechrl.cli import app as cli
 from tests.viewer.circuits import SMALL, random_circuit
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mechrl import cli
+from mechrl.cli import app as cli
 from mechrl.one_writer import only_writer
 
 SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--device", "cpu", "--force"]

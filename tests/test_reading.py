@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
-from mechrl import cli
+from mechrl.cli import app as cli
 from mechrl.rl import rollout
 from mechrl.sealed import read_sealed
 from tests.fuzz.planner import make_network

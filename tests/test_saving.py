@@ -12,17 +12,18 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from mechrl import cli, saving
-from mechrl.agents.planner import command as planner_command
+from mechrl import saving
 from mechrl.agents.planner import fit as fitting
-from mechrl.agents.planner import jobs as planner_jobs
 from mechrl.agents.planner.collect import Walk
 from mechrl.circuit import Circuit
-from mechrl.evaluate.work import Cell, Desk, Place
+from mechrl.cli import app as cli
+from mechrl.cli import planner as planner_command
+from mechrl.cli import search as searching
+from mechrl.experiments import collect as planner_jobs
+from mechrl.experiments.work import Cell, Desk, Place
 from mechrl.files import CannotWrite
-from mechrl.search import command as searching
 from mechrl.search.problem import State
-from tests.evaluate import work_jobs
+from tests.experiments import work_jobs
 from tests.fuzz.planner import some_network, some_record
 from tests.test_bad_input import room_for
 
@@ -108,7 +109,7 @@ def test_a_circuit_that_cannot_be_saved_is_printed(
         found = Circuit.load("copied.json")
     else:
         found = printed_circuit(said.out)
-    assert len(found) > 0 and found.behaviour == "ioi"
+    assert len(found) and found.behaviour == "ioi"
     assert (
         said.err.splitlines()[-1].startswith("mechrl: out/circuit.json: cannot be written")
         and FULL in said.err

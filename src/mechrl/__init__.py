@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from mechrl.behaviours import get_behaviour as behaviour
     from mechrl.circuit import Circuit
     from mechrl.errors import MechRLError
-    from mechrl.evaluate.validity import Validity
     from mechrl.gate import judge
     from mechrl.models import Model, load_model
+    from mechrl.validity.checks import Validity
 
 # Threads that wait for work must sleep, not spin: with another busy process on the machine, spinning made a run of many small
 # operations 27 times slower. Only OpenMP's first start reads it, so it has to be said before torch is imported.
@@ -139,8 +139,8 @@ def validate(
 
     random: circuits of each kind to hold it against.
     """
-    from mechrl.evaluate.setting import Setting
-    from mechrl.evaluate.verdict import validate_and_judge
+    from mechrl.validity.setting import Setting
+    from mechrl.validity.verdict import validate_and_judge
 
     return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, report)
 

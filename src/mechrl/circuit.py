@@ -84,9 +84,7 @@ class Circuit:
 
     def _repr_html_(self) -> str:
         """In a notebook: the viewer, without what needs the model (`mechrl.show` has that)."""
-        from mechrl.viewer import circuit_html
-
-        return circuit_html(self)
+        return mechrl.show(self).html
 
     def __len__(self) -> int:
         """Raw size: all kept edges."""

@@ -86,3 +86,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         why = "a folder on the way to it is a file" if a_file else exc.strerror
         what = "choose another place" if a_file else advice(exc.errno)
         raise CannotWrite(f"{path}: cannot be written ({why}); {what}") from exc
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that cannot be written to before the work is done, not after it."""
+    _check_place(folder, folder)
+
+
+def check_file(file: Path) -> None:
+    """The same for a file."""
+    if file.is_dir():
+        raise MechRLError(f"{file}: is a folder; give the name of a file in it")
+    check_replaceable(file)
+    _check_place(file, file.parent)
+
+
+def _check_place(what: Path, folder: Path) -> None:
+    there = next(path for path in (folder, *folder.parents, Path()) if path.exists())
+    if not there.is_dir():
+        raise MechRLError(f"{what}: cannot be written ({there} is not a folder); choose another place")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise MechRLError(f"{what}: cannot be written ({there} is read-only); choose another place")

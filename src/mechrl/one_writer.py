@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import shlex
@@ -11,15 +10,12 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mechrl.errors import MechRLError
-from mechrl.files import CannotWrite, advice, check_replaceable
-from mechrl.terminal import check_folder
+from mechrl.files import CannotWrite, advice
 
 try:
     import fcntl
@@ -27,40 +23,9 @@ except ImportError:  # not a POSIX system: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-_OURS = (
-    "circuit.json",
-    "state.safetensors",
-    "planner.safetensors",
-    "run.json",
-    "metrics.jsonl",
-    "checkpoint.safetensors",
-    "config.json",
-    "model.safetensors",
-)
 _LEFT_BEHIND = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")  # what `write_atomically` leaves when it is killed
 _PLACES = ("", "cells", "records")  # of a folder; what else is in it may be another command's
 _held: set[tuple[str, int]] = set()  # folder and thread: a command may ask for its own folder again
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def one_writer(command: F) -> F:
-    """A command that has the folder `out` for itself while it runs. Under `torchrun` the first process has it for all."""
-    signature = inspect.signature(command)
-
-    @wraps(command)
-    def alone(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        given.apply_defaults()
-        out = Path(given.arguments["out"])
-        check_folder(out)
-        for name in _OURS:
-            check_replaceable(out / name)
-        if os.environ.get("RANK", "0") != "0":
-            return command(*args, **options)
-        with only_writer(out):
-            return command(*args, **options)
-
-    return alone  # type: ignore[return-value]
 
 
 @contextmanager

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mechrl.files import REPEAT, CannotWrite
-from mechrl.terminal import answer, say
-
-if TYPE_CHECKING:
-    from mechrl.circuit import Circuit
+from mechrl.messages import say
 
 PATIENCE, RETRY = (
     600.0,
@@ -59,17 +52,3 @@ def patiently(
             raise saving.failed
         waiting(saving.failed)
         time.sleep(RETRY)
-
-
-def keep(circuit: Circuit, path: Path) -> CannotWrite | None:
-    """Saves what a command has found; if that cannot be, says what becomes of it."""
-    if failed := not_saved(lambda: circuit.save(path)):
-        say(
-            f'{path} could not be written; the circuit is printed: what begins with {{"format" is what would be in the file'
-        )
-    return failed
-
-
-def answer_kept(circuit: Circuit, path: Path, failed: CannotWrite | None) -> None:
-    """For people: where the circuit is, or the circuit itself (without the scores, of which there may be a million)."""
-    answer(path if failed is None else json.dumps(replace(circuit, scores=None).to_json()))

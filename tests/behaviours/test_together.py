@@ -1,10 +1,9 @@
-"""Rows of a file are dealt to parts in linear time, and a file's parts never change with the program's version."""
+"""Rows of a file are dealt to parts in linear time, and as they always were."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
 from itertools import cycle
 from random import Random
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mechrl.behaviours import Behaviour
-from mechrl.behaviours.custom import _AT_LEAST, _DEAL
 
 
 def rows(links: list[tuple[int, int]]) -> list[dict[str, str]]:
@@ -42,14 +40,12 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_thirty_thousand_chained_rows(name: str) -> None:
     began = time.thread_time()
-    source = Behaviour.from_pairs("b", rows(CHAINS[name](30_000))).source
-    assert time.thread_time() - began < 3
-    assert isinstance(source, tuple)
-    counted = Counter(row.part for row in source)
-    if name == "a star":  # all have one clean prompt
-        assert len(counted) == 1
-    else:  # all hang together; their clean prompts are told apart
-        assert counted == pytest.approx({"discovery": 15_000, "test": 7_500, "validation": 7_500}, abs=1)
+    links = CHAINS[name](30_000)
+    source = Behaviour.from_pairs("b", rows(links)).source
+    assert isinstance(source, tuple) and time.thread_time() - began < 3
+    # all hang together: a star has one clean prompt and so one part, of the others' clean prompts every part has its own
+    assert len({row.part for row in source}) == (1 if name == "a star" else 3)
+    assert len({(row.clean, row.part) for row in source}) == len({clean for clean, _ in links})
 
 
 @given(
@@ -60,28 +56,31 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
     )
 )
 def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
-    """The slow twin: without shortening any path."""
-    plain = plainly_dealt(links)
-    if any(plain.count(part) < least * len(links) for part, least in _AT_LEAST.items()):
-        plain = plainly_dealt([(a, a) for a, _ in links])
+    """The slow twin: without shortening any path. A file's parts must not change with the program's version."""
     source = Behaviour.from_pairs("b", rows(links)).source
-    assert isinstance(source, tuple) and [row.part for row in source] == plain
+    assert isinstance(source, tuple)
+    strict = dealt(links)
+    few = [strict.count(part) < len(links) * share for part, share in HALF_OF_WHAT_IT_SHOULD_HAVE.items()]
+    assert [row.part for row in source] == (dealt([(a, a) for a, _ in links]) if any(few) else strict)
 
 
-def plainly_dealt(links: list[tuple[int, int]]) -> list[str]:
-    """The part of every row, where rows that share a prompt go together."""
+HALF_OF_WHAT_IT_SHOULD_HAVE = {"discovery": 1 / 4, "test": 1 / 8, "validation": 1 / 8}
+
+
+def dealt(links: list[tuple[int, int]]) -> list[str]:
+    """The part of every row; rows that share a prompt, directly or through others, have the same."""
     group: dict[str, str] = {}
 
-    def stands_for(number: int) -> str:
-        prompt = f"p {number}"
+    def stands_for(prompt: str) -> str:
         while group.setdefault(prompt, prompt) != prompt:
             prompt = group[prompt]
         return prompt
 
-    for clean, corrupt in links:
+    prompts = [(f"p {a}", f"p {b}") for a, b in links]
+    for clean, corrupt in prompts:
         group[stands_for(clean)] = stands_for(corrupt)
     groups = sorted(
-        {stands_for(clean) for clean, _ in links}, key=lambda text: hashlib.sha256(text.encode()).digest()
+        {stands_for(clean) for clean, _ in prompts}, key=lambda text: hashlib.sha256(text.encode()).digest()
     )
-    parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    return [parts[stands_for(clean)] for clean, _ in links]
+    parts = dict(zip(groups, cycle(("discovery", "test", "discovery", "validation")), strict=False))
+    return [parts[stands_for(clean)] for clean, _ in prompts]

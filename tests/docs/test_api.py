@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import mechrl
-from mechrl import cli
 from mechrl.circuit import Circuit
+from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
 from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
 from mechrl.rl.rollout import discover as by_policy

@@ -76,9 +76,8 @@ OF = {"behaviour": "ioi", "tau": 0.9}
 def make_left(folder: Path) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(30) < 0.5
-    measured = np.where(rng.random(30) < 0.5, rng.normal(size=30), np.nan)
-    path = [np.ones(30, bool), mask]
-    episode = Episode(mask, 0.93, 0.01, 0.2, measured, 14, path, rounds=2)
+    measured = np.where(rng.random(30) < 0.5, np.nan, rng.normal(size=30))
+    episode = Episode(mask, 0.93, 0.01, 0.2, measured, 30, [np.ones(30, bool), mask], rounds=2)
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91

@@ -21,11 +21,12 @@ import transformers
 from mechrl import attribution
 from mechrl.behaviours import PARTS, load_behaviour
 from mechrl.circuit import Circuit
+from mechrl.cli.view import read_notes
 from mechrl.engine import Engine
 from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
-from mechrl.evaluate.compare import rows
-from mechrl.evaluate.work import Cell, Place
+from mechrl.experiments.compare import rows
+from mechrl.experiments.work import Cell, Place
 from mechrl.models import load_model
 from mechrl.models.gguf import byte_level_bpe
 from mechrl.rl.env import RewardSettings, make_task
@@ -38,7 +39,6 @@ from mechrl.rl.train import Run, _check_continues, _load, describe
 from mechrl.sealed import sealed
 from mechrl.search.problem import State
 from mechrl.search.run import Settings, check_continues
-from mechrl.viewer.command import read_notes
 from tests.behaviours.tokenizers import gpt2, word_level
 from tests.fuzz import planner
 from tests.tiny import TinyPairs, tiny
