@@ -197,7 +197,7 @@ class Circuit:
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What `save` writes."""
+        """What `save` writes; docs/file-formats.md explains every field."""
         return circuit_json.to_json(self)
 
     def save(self, path: Path | str) -> None:
@@ -206,7 +206,7 @@ class Circuit:
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
-        """The circuit of a file that `save` wrote; anything else is a `MechRLError`."""
+        """Reads a file that `save` wrote. Refuses anything else, and says what is wrong with it."""
         return cls(**circuit_json.read(Path(path)))
 
     def to_eap_ig(self, path: Path | str) -> None:

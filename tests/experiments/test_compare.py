@@ -137,9 +137,12 @@ def test_stability_is_that_of_the_circuits_that_are_done(tmp_path: Path) -> None
     assert "0.00" in with_it.texts()[0]
 
 
-@pytest.mark.parametrize("text", ["", "a", "0,-1", "1.5"])
-def test_mistakes_are_one_line(text: str) -> None:
-    with pytest.raises(MechRLError, match="--seeds takes"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "--seeds takes"), ("a", "--seeds takes"), ("0,-1", "a seed lies"), ("1.5", "--seeds takes")],
+)
+def test_mistakes_are_one_line(text: str, said: str) -> None:
+    with pytest.raises(MechRLError, match=said):
         parse_seeds(text)
     with pytest.raises(MechRLError):
         parse_list(text, "methods", compare.METHODS)

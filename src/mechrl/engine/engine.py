@@ -94,6 +94,7 @@ class Engine:
 
     @cached_property
     def gpu(self) -> GpuBackend:
+        """The kernels of a CUDA device."""
         return GpuBackend(self.model, self.cache, self.readout, self.memory_bytes, self.tf32, self.half)
 
     # ---- public -----------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class SearchSettings:
         check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
+        """As a circuit file stores them."""
         known = asdict(self) | {"thresholds": list(self.thresholds)}
         known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
         if self.method != "acdc":

@@ -78,6 +78,8 @@ class OtherVariant:
 
 @dataclass(frozen=True)
 class Validity:
+    """What the battery measured on one circuit. Printing it gives the table of `mechrl validate`."""
+
     model: str
     behaviour: str
     method: str
@@ -98,12 +100,14 @@ class Validity:
     stability: Stability | None = None  # see stability.py
 
     def to_json(self) -> dict[str, Any]:
+        """As `mechrl validate --json` prints it."""
         known = asdict(replace(self, verdict=None))
         del known["verdict"]
         return known if self.verdict is None else known | {"verdict": self.verdict.to_json()}
 
     @property
     def headline(self) -> str:
+        """One line: what was found, where, by which method, and how large it is."""
         return (
             f"{self.behaviour} in {self.model} by {self.method}: {self.edges_pruned} edges ({self.edges} before pruning), "
             f"f = {self.faithfulness:.3f} on its discovery pairs"
