@@ -93,7 +93,7 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
             bos_token_id=0,
             eos_token_id=0,
         )
-        return torch.nn.Module.to(GPT2LMHeadModel(gpt2), device).eval()
+        return torch.nn.Module.eval(torch.nn.Module.to(GPT2LMHeadModel(gpt2), device))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     llama = LlamaConfig(
@@ -106,7 +106,7 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
         vocab_size=spec.vocab_size,
         tie_word_embeddings=True,
     )
-    return torch.nn.Module.to(LlamaForCausalLM(llama), device).eval()
+    return torch.nn.Module.eval(torch.nn.Module.to(LlamaForCausalLM(llama), device))
 
 
 def bench_engine(

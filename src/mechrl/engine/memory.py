@@ -36,7 +36,8 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     streams = (
         2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
     )  # of a layer, and an MLP's hidden layer
-    return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    return total
 
 
 def share_memory(device: torch.device, processes: int) -> None:

@@ -243,7 +243,7 @@ def _distinct(
         raise MechRLError(
             f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}"
         )
-    unique: dict[tuple, int] = {}
+    unique: dict[tuple[Sequence[int], Sequence[int]], int] = {}
     inverse = []
     for i, (a, b) in enumerate(zip(clean, corrupt, strict=True)):
         a, b = tuple(int(t) for t in a), tuple(int(t) for t in b)

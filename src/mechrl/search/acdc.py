@@ -14,6 +14,7 @@ work but no passes of the algorithm: `evaluated` counts all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def acdc_sweep(
         if f"mask.{threshold}" in found:
             continue
 
-        def dress(now: State, i: int = i, before: dict = dict(found)) -> State:  # noqa: B006 (a snapshot)
+        def dress(now: State, i: int = i, before: dict[str, Any] = dict(found)) -> State:  # noqa: B006 (a snapshot)
             extra = {**now.extra, **before, "progress": (i + now.extra["progress"]) / len(thresholds)}
             return State(now.mask, now.order, now.faithfulness, extra, False, now.note)
 
