@@ -31,10 +31,10 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     """[C] bytes for the rows and streams of circuits with `kept` edges each: an upper bound, as if nothing were shared."""
     graph = spec.graph
     rows = np.minimum(kept + 1, graph.n_sources)
-    streams = (
-        2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
-    )  # a layer's, and an MLP's hidden layer
-    return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    of_layer = 4 * spec.d_mlp / spec.d_model  # an MLP's hidden layer, in streams
+    streams = 2 * graph.receivers_per_layer + of_layer
+    total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    return total
 
 
 def share_memory(device: torch.device, processes: int) -> None:

@@ -61,7 +61,7 @@ class State:
         return sealed(arrays, {"state": json.dumps(known)})
 
     @classmethod
-    def read(cls, path: Path) -> tuple[State, dict]:
+    def read(cls, path: Path) -> tuple[State, dict[str, Any]]:
         """Reads a state and the facts saved with it."""
         try:
             arrays, texts = read_sealed(path)
