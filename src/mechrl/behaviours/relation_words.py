@@ -263,12 +263,14 @@ CAUSE_EFFECT = _pairs("""
     earthquake tsunami, fear panic, alcohol addiction, spark fire, vaccine immunity, cloud rain, failure disappointment,
     success happiness, practice skill, greed corruption, wind waves, moon tide, debt bankruptcy, cut blood, flu fever
 """)
-MATERIAL = _pairs("""
-    window glass, shirt cotton, tire rubber, ring gold, book paper, table wood, coin metal, knife steel, bottle plastic,
-    wall brick, statue stone, boot leather, candle wax, rope fiber, sword steel, door wood, newspaper paper, wire copper,
-    sock cotton, house brick, bridge steel, mirror glass, shoe leather, jar glass, pencil wood, belt leather,
-    road asphalt, pipe metal, bag plastic, chain iron, nail iron, toy plastic, brick clay, pot clay, pillow feather,
-    lens glass, sidewalk concrete, dam concrete, desk wood, towel cotton, blanket wool, bullet lead
+PLACE_CONTENTS = _pairs("""
+    bakery bread, pharmacy medicine, library books, bar beer, museum art, zoo animals, garage cars, school students,
+    hospital patients, farm crops, prison prisoners, bank money, theater plays, cinema movies, stadium sports,
+    airport planes, port ships, kitchen food, garden flowers, restaurant food, forest trees, ocean fish, desert sand,
+    mine coal, factory machines, stable horses, court judges, studio paintings, gym exercise, market goods,
+    laboratory experiments, aquarium fish, parliament politicians, university professors, hotel guests,
+    gallery paintings, orchard apples, vineyard grapes, cemetery graves, barn hay, harbor boats, office workers,
+    pool water, nursery babies, sky clouds, jungle monkeys
 """)
 WORN_ON = _pairs("""
     hat head, shoe foot, glove hand, ring finger, sock foot, belt waist, watch wrist, glasses eyes, helmet head,

@@ -138,7 +138,9 @@ BEHAVIOURS = (
     _relation(
         "cause-effect", "cause-effect", "gives the effect of a cause: 'fire ->' → smoke", w.CAUSE_EFFECT
     ),
-    _relation("material", "material", "says what a thing is made of: 'window ->' → glass", w.MATERIAL),
+    _relation(
+        "place-contents", "place-contents", "says what a place holds: 'bakery ->' → bread", w.PLACE_CONTENTS
+    ),
     _relation("worn-on", "worn-on", "says where it is worn: 'hat ->' → head", w.WORN_ON),
     _relation(
         "first-name", "first-name", "gives a famous person's first name: 'Einstein ->' → Albert", w.FIRST_NAME
