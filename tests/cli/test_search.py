@@ -19,7 +19,7 @@ from mechrl.cli.search import search_command
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from mechrl.search.problem import State
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from tests.search.model import write_model
 
 _RUN = "from mechrl.cli import main; main()"
@@ -86,7 +86,7 @@ def test_stopped_and_resumed_equals_straight(model: Path, tmp_path: Path) -> Non
     assert list(printed) == [*keys, "circuit"]
     found, loaded = Circuit.load(printed["circuit"]), load_model(model)
     found.check_model(loaded)
-    straight = search(loaded, get_behaviour("ioi"), Settings("acdc", pairs=4, whole_graph=True))
+    straight = search(loaded, get_behaviour("ioi"), SearchSettings("acdc", pairs=4, whole_graph=True))
     assert found.to_json() | {"seconds": 0} == straight.to_json() | {"seconds": 0}
     assert (
         found.complete
@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(model: Path, tmp_path: Path, monkeypatch, changes
 
 
 def test_resuming_another_search_is_refused(model: Path, tmp_path: Path) -> None:
-    settings = Settings("acdc", pairs=4)
+    settings = SearchSettings("acdc", pairs=4)
     about = {
         "model": str(model),
         "checksum": load_model(model).checksum,
@@ -151,8 +151,8 @@ def test_what_is_printed(model: Path, tmp_path: Path, capsys) -> None:
 
 def test_the_target_test_is_met_on_validation_pairs(model: Path) -> None:
     loaded = load_model(model)
-    on_discovery = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4))
-    on_fresh = search(loaded, get_behaviour("ioi"), Settings("top-n", pairs=4, holds_on="fresh"))
+    on_discovery = search(loaded, get_behaviour("ioi"), SearchSettings("top-n", pairs=4))
+    on_fresh = search(loaded, get_behaviour("ioi"), SearchSettings("top-n", pairs=4, holds_on="fresh"))
     assert on_discovery.faithfulness_validation is None
     assert on_fresh.faithfulness_validation >= 0.9 and len(on_fresh) >= len(on_discovery)
     assert on_fresh.passes > on_discovery.passes
