@@ -1,4 +1,4 @@
-"""The words of the few-shot relations, in pairs: the query and its answer."""
+"""The word pairs of the few-shot relations: query, answer."""
 
 from __future__ import annotations
 

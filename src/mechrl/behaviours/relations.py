@@ -21,7 +21,7 @@ def draw(words: Words, lexicon: Lexicon, rng: Random) -> Row:
     known = _known(words, lexicon)
     for _ in range(_DRAWS):
         (query, answer), (other, foil) = rng.sample(known, 2)
-        # a query stands at the start of a line, where the space before it is missing: it may be several tokens there
+        # at the start of a line a query has no space before it and may be several tokens
         if answer == foil or len(lexicon.tokenizer.encode(query)) != len(lexicon.tokenizer.encode(other)):
             continue
         others = [pair for pair in known if not {query, other} & set(pair)]
@@ -29,11 +29,11 @@ def draw(words: Words, lexicon: Lexicon, rng: Random) -> Row:
             continue
         shots = "".join(f"{first} -> {second}\n" for first, second in rng.sample(others, SHOTS))
         return Row(f"{shots}{query} ->", f"{shots}{other} ->", (f" {answer}",), (f" {foil}",), keys=(shots,))
-    raise Unbuildable("no two queries are equally long")
+    raise Unbuildable("no two queries have the same number of tokens")
 
 
 def _known(words: Words, lexicon: Lexicon) -> list[tuple[str, str]]:
-    """The pairs of which both words are one token after a space."""
+    """The pairs whose words are both a single token after a space."""
     known = [pair for pair in words if all(lexicon.id(f" {word}") is not None for word in pair)]
     if len(known) < AT_LEAST:
         raise Unbuildable(f"it has {len(known)} pairs of single-token words, {AT_LEAST} are needed")

@@ -28,7 +28,8 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Stopped, Workspace, stopping, tell
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import Stopped, stopping, tell
 from mechrl.files import write_atomically
 from mechrl.files.saving import Saving
 from mechrl.models import load_model

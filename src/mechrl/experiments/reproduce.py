@@ -16,9 +16,9 @@ from typing import Any
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
 from mechrl.experiments.experiment import Experiment, GateResult
-from mechrl.experiments.work import Cell, Workspace
 from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
 
