@@ -69,8 +69,9 @@ def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
 
 
 def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
-    """[E] EAP; with `rules` GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
-    return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
+    """[E] EAP, or GIM or RelP by their `rules`. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
+    gradient: np.ndarray = _gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
+    return -gradient
 
 
 def eap_ig_inputs(
@@ -144,7 +145,8 @@ def exact(engine: Engine, objective: Objective, edges: np.ndarray | None = None)
         masks = whole.repeat(len(some), axis=0)
         masks[np.arange(len(some)), some] = False
         values.append(_mean(engine.measure(masks, objective)))
-    return np.concatenate(values[1:] or [np.zeros(0)]) - values[0]
+    change: np.ndarray = np.concatenate(values[1:] or [np.zeros(0)]) - values[0]
+    return change
 
 
 def attribute(

@@ -176,7 +176,8 @@ class Circuit:
 
     def rows_of_edges(self) -> list[dict[str, Any]]:
         """A dict for every kept edge: `source`, `target`, `channel`, `score`, `live`; the strongest first."""
-        return views().rows(self)
+        found: list[dict[str, Any]] = views().rows(self)
+        return found
 
     def to_dataframe(self) -> Any:
         """The same as a `pandas.DataFrame`."""
@@ -190,7 +191,7 @@ class Circuit:
         """What the circuit says to a prompt of yours, beside the model; `corrupt` is what it is told where it has no edge."""
         return views().run(self, model, prompt, corrupt, top)
 
-    def transformer_lens_hooks(self, corrupted: Any) -> list[Any]:
+    def transformer_lens_hooks(self, corrupted: Any) -> Any:
         """`fwd_hooks` for TransformerLens that ablate every component outside the circuit; `corrupted` is the cache of that run."""
         return views().transformer_lens_hooks(self, corrupted)
 

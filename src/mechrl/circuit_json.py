@@ -205,7 +205,7 @@ class Fields:
         return value
 
     def list_of(self, name: str, *kinds: type) -> list[Any]:
-        values = self.of(name, list)
+        values: list[Any] = self.of(name, list)
         if any(type(value) not in kinds for value in values):
             raise ValueError(
                 f"{self._prefix}{name} must be a list, each entry {' or '.join(_KINDS[kind] for kind in kinds)}"

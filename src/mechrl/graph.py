@@ -104,13 +104,15 @@ class Graph:
     @cached_property
     def edge_source(self) -> np.ndarray:
         """[E] source of every edge."""
-        return np.arange(self.n_edges) - self.receiver_start[self.edge_receiver]
+        source: np.ndarray = np.arange(self.n_edges) - self.receiver_start[self.edge_receiver]
+        return source
 
     @cached_property
     def edge_stage(self) -> np.ndarray:
         """[E] when an edge is read: 2l for the attention of layer l, 2l + 1 for its MLP, 2L for the logits."""
         layer, place = np.divmod(self.edge_receiver, self.receivers_per_layer)
-        return (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
+        stage: np.ndarray = (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
+        return stage
 
     def n_sources_before(self, stage: int) -> int:
         """How many sources are written before a stage."""

@@ -75,7 +75,7 @@ _TEMPLATES = tuple(
     for behaviour in family.BEHAVIOURS
     if behaviour.split == split
 )
-_ALL = (*_TEMPLATES, *relations.BEHAVIOURS)
+_ALL: tuple[Behaviour, ...] = (*_TEMPLATES, *relations.BEHAVIOURS)
 
 
 def behaviours(split: Split | None = None, with_relations: bool = True) -> tuple[Behaviour, ...]:
@@ -129,5 +129,5 @@ def words(split: Callable[[str], list[str]]) -> list[str]:
     listener = _Listener(split)
     for behaviour in _TEMPLATES:
         for part in PARTS:
-            behaviour.pairs(listener, 100, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
+            behaviour.pairs(listener, 100, part=part)
     return sorted(listener.heard)

@@ -189,7 +189,10 @@ class Behaviour:
         """What `from_pairs` reads, parts included; none for a template."""
         if not isinstance(self.source, tuple):
             return ()
-        one = lambda texts: texts[0] if len(texts) == 1 else list(texts)  # noqa: E731
+
+        def one(texts: tuple[str, ...]) -> object:
+            return texts[0] if len(texts) == 1 else list(texts)
+
         return tuple(
             {
                 "clean": r.clean,

@@ -177,9 +177,9 @@ def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarr
     rows, streams, mlps = distinct(source) + 1, distinct(receiver), distinct(receiver, is_mlp)
     one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
     of_mlps = mlps * (5 * spec.d_mlp + spec.d_model)
-    return 4 * (
-        rows * spec.d_model + streams * (spec.d_model + spec.d_head) + masks.sum(1) + of_mlps + one_stage
-    )
+    of_streams = streams * (spec.d_model + spec.d_head)
+    total: np.ndarray = 4 * (rows * spec.d_model + of_streams + masks.sum(1) + of_mlps + one_stage)
+    return total
 
 
 class _Rows:

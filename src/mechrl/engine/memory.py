@@ -33,8 +33,9 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     rows = np.minimum(kept + 1, graph.n_sources)
     streams = (
         2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
-    )  # a layer's, and an MLP's hidden layer
-    return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    )  # of a layer, and an MLP's hidden layer
+    total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    return total
 
 
 def share_memory(device: torch.device, processes: int) -> None:

@@ -90,34 +90,6 @@ def join(caches: Sequence[PairsCache]) -> PairsCache:
     first_token = np.cumsum([0, *(c.n_tokens for c in caches)])
     first_pair = np.cumsum([0, *(c.n_pairs for c in caches)])
 
-    def layer(parts: Sequence[LayerCache]) -> LayerCache:
-        def cat(name: str, axis: int = 0) -> Tensor:
-            return torch.cat([getattr(part, name) for part in parts], axis)
-
-        def longer(
-            name: str,
-        ) -> Tensor:  # [.., B, positions, e] to [.., B, T, e]; what is added is never read
-            return torch.cat(
-                [pad(x, (0, 0, 0, T - x.shape[2])) for x in (getattr(part, name) for part in parts)], 1
-            )
-
-        last = LayerLast(
-            *(
-                torch.cat([getattr(part.last, name) for part in parts])
-                for name in ("resid_attention", "resid_mlp", "mlp")
-            )
-        )
-        return LayerCache(
-            cat("resid_attention"),
-            cat("resid_mlp"),
-            longer("q"),
-            longer("k"),
-            longer("v"),
-            cat("z", 1),
-            cat("mlp"),
-            last,
-        )
-
     def rotary(of: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor] | None:
         some = [pair for pair in of if pair is not None]
         return (torch.cat([cos for cos, _ in some]), torch.cat([sin for _, sin in some])) if some else None
@@ -144,10 +116,32 @@ def join(caches: Sequence[PairsCache]) -> PairsCache:
         last_token=cat("last_token", first_token),
         last_position=cat("last_position"),
         input_difference=cat("input_difference"),
-        layers=tuple(layer(parts) for parts in zip(*(c.layers for c in caches), strict=True)),
+        layers=tuple(_join_layers(parts, T) for parts in zip(*(c.layers for c in caches), strict=True)),
         resid_final=cat("resid_final"),
         clean_logits=cat("clean_logits"),
         corrupt_logits=cat("corrupt_logits"),
+    )
+
+
+def _join_layers(parts: Sequence[LayerCache], n_positions: int) -> LayerCache:
+    def cat(name: str, axis: int = 0) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts], axis)
+
+    def longer(name: str) -> Tensor:
+        """[.., B, positions, e] to [.., B, n_positions, e]; what is added is never read."""
+        states = [getattr(part, name) for part in parts]
+        return torch.cat([pad(x, (0, 0, 0, n_positions - x.shape[2])) for x in states], 1)
+
+    names = ("resid_attention", "resid_mlp", "mlp")
+    return LayerCache(
+        resid_attention=cat("resid_attention"),
+        resid_mlp=cat("resid_mlp"),
+        q=longer("q"),
+        k=longer("k"),
+        v=longer("v"),
+        z=cat("z", 1),
+        mlp=cat("mlp"),
+        last=LayerLast(*(torch.cat([getattr(part.last, name) for part in parts]) for name in names)),
     )
 
 
@@ -248,7 +242,7 @@ def _distinct(
         raise MechRLError(
             f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}"
         )
-    unique: dict[tuple, int] = {}
+    unique: dict[tuple[Sequence[int], Sequence[int]], int] = {}
     inverse = []
     for i, (a, b) in enumerate(zip(clean, corrupt, strict=True)):
         a, b = tuple(int(t) for t in a), tuple(int(t) for t in b)

@@ -156,7 +156,6 @@ def _number(
 ) -> tuple[list[_Numbered], np.ndarray, np.ndarray]:
     """Forward sweep: numbers jobs by the rows they sum, and rows by the jobs they read. Fills `row_of`; numbers begin at `n_rows`."""
     graph, n_circuits, n_columns = edge_set.graph, len(row_of), len(edge_set.edges)
-    H, G = graph.n_heads, graph.n_kv_heads
     output = np.full(n_circuits, _CORRUPTED)
     numbered = []
     row_group = [np.arange(n_rows) if group.any() else np.zeros(n_rows, dtype=np.int64)]
@@ -192,24 +191,36 @@ def _number(
         else:
             job_of = np.full((n_circuits, n_receivers), _CORRUPTED)
             job_of[key_circuit, key_place] = job
-            q = job_of[:, :H]
-            k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
-            v = np.repeat(job_of[:, H + G :], H // G, axis=1)
-            first_head, mlp = graph.head(stage.layer, 0), graph.mlp(stage.layer)
-            wanted = read[:, first_head:mlp] & ((q >= 0) | (k >= 0) | (v >= 0))
-            of_circuit, head = np.nonzero(wanted)
-            J = len(first) + 1
-            code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
-            # sorted by head, the first digit
-            unique, at, inverse = np.unique(code, return_index=True, return_inverse=True)
-            row_group.append(group[of_circuit[at]])
-            row_of[of_circuit, first_head + head] = n_rows + inverse
-            n_rows += len(unique)
-            rest, v_job = np.divmod(unique, J)
-            rest, k_job = np.divmod(rest, J)
-            of_heads = [*np.divmod(rest, J), k_job, v_job, row_group[-1]]
-            done.heads = np.stack(of_heads, axis=1) - np.array([0, 1, 1, 1, 0])
+            first_head = graph.head(stage.layer, 0)
+            of_heads = read[:, first_head : graph.mlp(stage.layer)]
+            of_circuit, head, number, done.heads = _number_heads(graph, job_of, of_heads, len(first), group)
+            row_group.append(done.heads[:, 4])
+            row_of[of_circuit, first_head + head] = n_rows + number
+            n_rows += len(done.heads)
     return numbered, np.concatenate(row_group), output
+
+
+def _number_heads(
+    graph: Graph, job_of: np.ndarray, read: np.ndarray, n_jobs: int, group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Heads with the same q, k and v jobs are one row.
+
+    Returns circuit, head and row of every head that is `read`, and what each row is computed from [rows, 5] (see `_Numbered.heads`).
+    """
+    H, G = graph.n_heads, graph.n_kv_heads
+    q = job_of[:, :H]
+    k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
+    v = np.repeat(job_of[:, H + G :], H // G, axis=1)
+    wanted = read & ((q >= 0) | (k >= 0) | (v >= 0))
+    of_circuit, head = np.nonzero(wanted)
+    J = n_jobs + 1
+    code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
+    # sorted by head, the first digit
+    unique, at, number = np.unique(code, return_index=True, return_inverse=True)
+    rest, v_job = np.divmod(unique, J)
+    rest, k_job = np.divmod(rest, J)
+    of_rows = np.stack([*np.divmod(rest, J), k_job, v_job, group[of_circuit[at]]], axis=1)
+    return of_circuit, head, number, of_rows - np.array([0, 1, 1, 1, 0])
 
 
 def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: int, n_full: int) -> np.ndarray:

@@ -174,8 +174,8 @@ class CpuRun:
         """Computes all rows, stage by stage."""
         for stage in self.plan.stages:
             if stage.kind != "logits":
-                x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
-                self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+                x = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
+                self._components(stage, x, self._slots(stage, self.store))
 
     def forward(self) -> Tensor:
         """Fills the store; returns the normalised final streams [outputs, B, d]."""
@@ -204,7 +204,7 @@ class CpuRun:
                 norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
                 outputs = norm(x_full), norm(x_last)
                 if stage.kind != "logits":
-                    outputs = self._components(stage, *outputs, rules=rules)
+                    outputs = self._components(stage, outputs, rules=rules)
             for grad_final, grads, result in zip(grad_finals, rows, results, strict=True):
                 of_outputs = (grad_final[:0], grad_final)
                 if stage.kind != "logits":
@@ -249,17 +249,14 @@ class CpuRun:
     def _components(
         self,
         stage: Stage,
-        x_full: Tensor,
-        x_last: Tensor,
-        out_full: Tensor | None = None,
-        out_last: Tensor | None = None,
+        x: tuple[Tensor, Tensor],
+        out: tuple[Tensor, Tensor] | None = None,
         rules: Rules | None = None,
     ) -> tuple[Tensor, Tensor]:
         model, layer, cache = self.model, stage.layer, self.cache
         if stage.kind == "mlp":
-            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
-        index = self._index[layer]
-        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
+            return mlp_stage(model, layer, cache, x, out, rules)
+        return attention_stage(model, layer, cache, self._index[layer], x, out, rules)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)

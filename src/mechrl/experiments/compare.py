@@ -87,7 +87,7 @@ class Agent:
     @property
     def takes_back(self) -> bool:
         """Cuts that leave f below its target."""
-        return self.reward.get("take_back", False)
+        return bool(self.reward.get("take_back", False))
 
     def meets(self, tau: float) -> bool:
         """Whether its candidates are made to reach τ + δ. Its own target, c − δ but at most τ, then is τ."""

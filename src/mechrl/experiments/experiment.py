@@ -121,7 +121,8 @@ class Experiment:
         if known is None:
             self.leave(False)
             raise AssertionError
-        return known["result"]
+        result: dict[str, Any] = known["result"]
+        return result
 
     def gate(self, names: str, force: bool = False) -> GateResult:
         """The chosen behaviours that the model exhibits. Named ones must all be, unless forced."""

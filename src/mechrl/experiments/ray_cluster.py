@@ -54,7 +54,7 @@ def _knock(address: str) -> None:
 
 def gpus(ray: Any) -> float:
     """Of all machines together."""
-    return ray.cluster_resources().get("GPU", 0.0)
+    return float(ray.cluster_resources().get("GPU", 0.0))
 
 
 class _Remote:

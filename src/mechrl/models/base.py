@@ -8,9 +8,9 @@ output projection are stored per head, because a head is a node.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class MLP:
         return _ACTIVATIONS[self.activation](hidden)
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu": torch.nn.functional.gelu,
@@ -143,7 +143,7 @@ class Model:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """A copy on another device or in another precision."""
 
-        def move(value):
+        def move(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device=device, dtype=dtype)
             if isinstance(value, tuple):

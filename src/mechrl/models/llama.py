@@ -48,15 +48,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
             Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, torch.zeros(d) if b_o is None else b_o, e**-0.5)
         )
 
-        gain = w.get(p + "post_attention_layernorm.weight", d)
-        W, b = w.get(p + "mlp.up_proj.weight", m, d), w.optional(p + "mlp.up_proj.bias", m)
-        W_in, b_in = fold(W.T, b, gain, None)
-        W, b = w.get(p + "mlp.gate_proj.weight", m, d), w.optional(p + "mlp.gate_proj.bias", m)
-        W_gate, b_gate = fold(W.T, b, gain, None)
-        b_out = w.optional(p + "mlp.down_proj.bias", d)
-        W_out = w.get(p + "mlp.down_proj.weight", d, m).T.contiguous()
-        b_out = torch.zeros(d) if b_out is None else b_out
-        mlps.append(MLP(W_in, b_in, W_gate, b_gate, W_out, b_out, check_activation(config.hidden_act)))
+        mlps.append(_mlp(w, p, spec, check_activation(config.hidden_act)))
 
     inverse_frequency, rotary_scale = rotary(config)
     embedding = w.get("embed_tokens.weight", V, d)
@@ -75,6 +67,18 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
         unembedding=embedding if tied else w.get("lm_head.weight", V, d),
         checksum=checksum({k: v for k, v in tensors.items() if k != "lm_head.weight" or not tied}),
     )
+
+
+def _mlp(w: Weights, prefix: str, spec: Spec, activation: str) -> MLP:
+    d, m = spec.d_model, spec.d_mlp
+    gain = w.get(prefix + "post_attention_layernorm.weight", d)
+    W, b = w.get(prefix + "mlp.up_proj.weight", m, d), w.optional(prefix + "mlp.up_proj.bias", m)
+    W_in, b_in = fold(W.T, b, gain, None)
+    W, b = w.get(prefix + "mlp.gate_proj.weight", m, d), w.optional(prefix + "mlp.gate_proj.bias", m)
+    W_gate, b_gate = fold(W.T, b, gain, None)
+    b_out = w.optional(prefix + "mlp.down_proj.bias", d)
+    W_out = w.get(prefix + "mlp.down_proj.weight", d, m).T.contiguous()
+    return MLP(W_in, b_in, W_gate, b_gate, W_out, torch.zeros(d) if b_out is None else b_out, activation)
 
 
 def rotary(config: Any) -> tuple[Tensor, float]:

@@ -334,7 +334,7 @@ def _random_toy() -> Parts:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) / shape[0] ** 0.5
+        return torch.randn(shape, generator=generator).div(shape[0] ** 0.5)
 
     def norm(name: str) -> dict[str, Tensor]:
         return {f"{name}.weight": torch.ones(d), f"{name}.bias": torch.zeros(d)}

@@ -22,6 +22,7 @@ and everything after the first wrong guess is discarded. Decisions and KLs are t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def acdc_sweep(
         if f"mask.{threshold}" in found:
             continue
 
-        def dress(now: State, i: int = i, before: dict = dict(found)) -> State:  # noqa: B006 (a snapshot)
+        def dress(now: State, i: int = i, before: dict[str, Any] = dict(found)) -> State:  # noqa: B006 (a snapshot)
             extra = {**now.extra, **before, "progress": (i + now.extra["progress"]) / len(thresholds)}
             return State(now.mask, now.order, now.faithfulness, extra, False, now.note)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class _Descent:
         return {**{k: v.copy() for k, v in arrays.items()}, "step": self.step, "rng": rng}
 
     @classmethod
-    def unpack(cls, extra: dict) -> _Descent:
+    def unpack(cls, extra: dict[str, Any]) -> _Descent:
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(extra["rng"])
         log_alpha, first, second, multipliers = (
@@ -134,7 +135,8 @@ def open_probability(log_alpha: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0.0, -x))
+    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
+    return y
 
 
 def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,8 +80,9 @@ def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def ranking_scores(scores: np.ndarray) -> np.ndarray:
-    """The same order in positive numbers, so that edges outside the candidates, at 0, rank last."""
-    return scores - scores.min() + 1.0
+    """The same order in positive numbers: what is not a candidate has 0, and ranks last."""
+    positive: np.ndarray = scores - scores.min() + 1.0
+    return positive
 
 
 @dataclass
@@ -97,12 +99,12 @@ class _Descent:
     def start(cls, n: int, seed: int) -> _Descent:
         return cls(np.zeros(n), np.zeros(n), np.zeros(n), 0, np.random.default_rng(seed))
 
-    def pack(self) -> dict:
+    def pack(self) -> dict[str, Any]:
         arrays = {"scores": self.scores.copy(), "first": self.first.copy(), "second": self.second.copy()}
         return {**arrays, "step": self.step, "rng": json.dumps(self.rng.bit_generator.state)}
 
     @classmethod
-    def unpack(cls, extra: dict) -> _Descent:
+    def unpack(cls, extra: dict[str, Any]) -> _Descent:
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(extra["rng"])
         scores, first, second = (extra[key].copy() for key in ("scores", "first", "second"))
@@ -123,4 +125,5 @@ class _Descent:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0.0, -x))
+    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
+    return y

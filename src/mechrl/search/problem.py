@@ -61,8 +61,8 @@ class State:
         return sealed(arrays, {"state": json.dumps(known)})
 
     @classmethod
-    def read(cls, path: Path) -> tuple[State, dict]:
-        """Reads a state and the facts saved with it."""
+    def read(cls, path: Path) -> tuple[State, dict[str, Any]]:
+        """The state of a file and the facts saved with it."""
         try:
             arrays, texts = read_sealed(path)
             known = parse_json(texts["state"])

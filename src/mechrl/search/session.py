@@ -11,7 +11,7 @@ No search is better than its candidates: K doubles until these reach the aim.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -196,7 +196,9 @@ class SearchSession:
         """Reverts the last cuts, as many as validation pairs need to agree, by bisection."""
         problem, validation, cut = self.problem, self.validation, np.array(found.cut, dtype=np.int64)
         assert validation is not None
-        masks = lambda steps: np.stack([~np.isin(problem.candidates, cut[:step]) for step in steps])  # noqa: E731
+
+        def masks(steps: Sequence[int] | np.ndarray) -> np.ndarray:
+            return np.stack([~np.isin(problem.candidates, cut[:step]) for step in steps])
 
         def measure(which: np.ndarray, steps: np.ndarray) -> np.ndarray:
             return validation.faithfulness(masks(steps), problem.candidates).double().cpu().numpy()
