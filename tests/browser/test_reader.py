@@ -124,6 +124,7 @@ def test_the_prompt_and_both_answers_are_on_the_first_view(visit, toy: dict) -> 
     pair = toy["pairs"][0]
     said = v.locator(".example").inner_text()
     assert "".join(pair["clean"][pair["opening"] :]).strip() in said
+    assert f"answer {pair['answers'][0].strip()}" in said.replace("·", "")
     token, p = pair["top"]["clean"][0]
     assert f"model {token.strip()} {p:.2f}" in said.replace("·", "")
     for stop in (0, len(toy["stops"]["size"]) - 1):
@@ -334,6 +335,17 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     window.close()
 
 
+def test_tools_stand_beside_the_title_however_narrow(visit) -> None:
+    data = circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60))
+    v = visit(data, data)
+    for width in (1440, 400):
+        v.set_viewport_size({"width": width, "height": 900})
+        title, tools, lead = (
+            v.locator(f".pane {what}").first.bounding_box() for what in ("h2", ".tools", ".told")
+        )
+        assert abs(title["y"] - tools["y"]) < 12 and tools["y"] + tools["height"] <= lead["y"] + 8
+
+
 # ---- legible --------------------------------------------------------------------------------------------------------
 
 
@@ -355,3 +367,11 @@ def test_edges_along_the_spine_are_arcs_inside_each_other(visit) -> None:
     }
     bows = [abs(curve[f"{a}->{b}"][2] - curve[f"{a}->{b}"][0]) for a, b in names]
     assert bows == sorted(bows) and all(b - a > 8 for a, b in pairwise(bows)), bows
+
+
+def test_thirty_layers_fit_on_a_laptop(visit) -> None:
+    v = visit(circuit_data(random_circuit(SMOLLM2, 250, nodes=60)))
+    stage = v.locator(".stage").bounding_box()
+    for name in ("logits", "m0", "input"):
+        box = v.locator(f"[data-name='{name}']").bounding_box()
+        assert stage["y"] <= box["y"] and box["y"] + box["height"] <= stage["y"] + stage["height"]
