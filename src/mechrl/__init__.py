@@ -72,7 +72,7 @@ def discover(
     """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
 
     method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
-    planner, policy: the folder of one; by default the one that comes with MechRL.
+    planner, policy: the folder of one, or its address on the hub (`hf:owner/name`); by default the one that comes with MechRL.
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
@@ -91,7 +91,7 @@ def discover(
         from mechrl.agents.planner.session import discover as by_planner
         from mechrl.agents.planner.shipped import load_planner, shipped
 
-        network = load_planner(shipped(model.name) if planner is None else Path(planner))
+        network = load_planner(shipped(model.name) if planner is None else planner)
         return by_planner(
             model,
             behaviour,
@@ -112,13 +112,14 @@ def discover(
 
     from dataclasses import replace
 
+    from mechrl import hub
     from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
     from mechrl.rl.rollout import discover as by_policy
 
     of_task: dict[str, Any] = {"pairs": 20, "half": False}
     of_task |= {name: settings.pop(name) for name in ("pairs", "k", "prefilter", "half") if name in settings}
     deployment = Deployment(**settings)
-    folder = shipped_policy(model.name) if policy is None else Path(policy)
+    folder = shipped_policy(model.name) if policy is None else hub.local(policy, *hub.AGENT)
     agent = load_policy(folder, model.device)
     task, reward = trained_with(folder, deployment.tau)
     return by_policy(

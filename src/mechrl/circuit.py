@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import mechrl
+from mechrl import hub
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
@@ -23,6 +24,7 @@ from mechrl.ranges import MOST_PAIRS
 from mechrl.reading import read_json
 
 FORMAT = 1
+FILE = "circuit.json"  # in a folder and on the hub
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -252,9 +254,17 @@ class Circuit:
         path, content = Path(path), _encode(self.to_json())
         write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
+    def push_to_hub(self, repo: str, private: bool = False) -> str:
+        """To a repository of its own, with a model card; its address `hf:…`, which `load` and every command take.
+
+        The rows of a behaviour of your own go with it.
+        """
+        return hub.push(repo, {FILE: _encode(self.to_json())}, views().card(self, repo), private)
+
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
-        path = Path(path)
+        """From a file, or from the hub by its address."""
+        path = hub.local(path, FILE)
         try:
             known = read_json(path)
         except FileNotFoundError as exc:

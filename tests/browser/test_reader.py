@@ -100,7 +100,7 @@ def test_the_threshold_leaves_the_strongest_edges(visit, ranked: dict) -> None:
     for step in (10, 25):
         said = strongest(v, step)
         n = int(said.split(" of ")[0])
-        assert said.startswith(f"{n} of 120 edges, |EAP-IG| ≥ ") and 0 < n < 120
+        assert said.startswith(f"{n} of 120 edges, |EAP-IG| ≥ ") and n == round(120 ** (step / 40))
         assert float(said.split("≥ ")[1]) == pytest.approx(kept(ranked)[n - 1][0], rel=0.06)
         assert {name.replace("->", " → ") for name in pictured(v)} == {name for _, name in kept(ranked)[:n]}
         assert drawn(v) != before
@@ -120,17 +120,20 @@ def test_every_component_can_be_listed(visit, ranked: dict) -> None:
 
 
 def test_the_prompt_and_both_answers_are_on_the_first_view(visit, toy: dict) -> None:
-    v = visit(toy)
+    stops = len(toy["stops"]["size"])
     pair = toy["pairs"][0]
-    said = v.locator(".example").inner_text()
-    assert "".join(pair["clean"][pair["opening"] :]).strip() in said
-    assert f"answer {pair['answers'][0].strip()}" in said.replace("·", "")
+    pair = pair | {"top": pair["top"] | {"circuit": [[(f" after{i}", i / 100)] for i in range(stops)]}}
+    v = visit(toy | {"pairs": [pair, *toy["pairs"][1:]]})
+
+    def said() -> str:
+        return v.locator(".example").inner_text().replace("·", "")
+
+    assert "".join(pair["clean"][pair["opening"] :]).strip() in said()
     token, p = pair["top"]["clean"][0]
-    assert f"model {token.strip()} {p:.2f}" in said.replace("·", "")
-    for stop in (0, len(toy["stops"]["size"]) - 1):
+    assert f"answer {pair['answers'][0].strip()}" in said() and f"model {token.strip()} {p:.2f}" in said()
+    for stop in (0, stops - 1):
         slide(v, stop)
-        token, p = pair["top"]["circuit"][stop][0]
-        assert f"circuit {token.strip()} {p:.2f}" in v.locator(".example").inner_text().replace("·", "")
+        assert f"circuit after{stop} {stop / 100:.2f}" in said()
 
 
 # ---- notes ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
+from mechrl import hub
 from mechrl.errors import MechRLError
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
@@ -158,7 +159,7 @@ def _path(name: str) -> Path:
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
-    """The local snapshot of a hub id; HF_HOME, HF_HUB_OFFLINE and the rest are the hub library's to obey."""
+    """The local snapshot of a hub id."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         raise MechRLError(
             f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy"
@@ -168,35 +169,8 @@ def _snapshot(name: str, revision: str | None) -> Path:
             f"{name}: a file, but no .gguf one; give a directory, a .gguf file, a hub id, smollm2 or toy"
         )
 
-    from huggingface_hub import errors as hub
-    from huggingface_hub import snapshot_download
-
     repo = f"openai-community/{name}" if name in GPT2 else name
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
-    except hub.GatedRepoError as exc:
-        raise MechRLError(
-            f"{name}: accept its licence on its hub page and run `hf auth login`, then try again"
-        ) from exc
-    except hub.RepositoryNotFoundError as exc:
-        raise MechRLError(
-            f"{name}: neither a local directory nor a public model on the hub; check the name"
-        ) from exc
-    except hub.RevisionNotFoundError as exc:
-        raise MechRLError(
-            f"{name}: has no revision {revision!r}; give a branch, tag or commit that the hub has"
-        ) from exc
-    except hub.HFValidationError as exc:
-        raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
-        raise MechRLError(
-            f"{name}: not in the local hub cache, and the hub cannot be reached or HF_HUB_OFFLINE is set;"
-            " connect once to fetch it, or give a local directory"
-        ) from exc
-    except OSError as exc:  # HTTP errors and the disk's
-        raise MechRLError(
-            f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory"
-        ) from exc
+    return hub.fetch(repo, revision, _FILES, name, "model", "a local directory")
 
 
 def _commit(snapshot: Path) -> str | None:
