@@ -76,7 +76,7 @@ def discover(
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.run.Settings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
+    `mechrl.search.session.SearchSettings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
@@ -100,9 +100,9 @@ def discover(
             lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
         )
     if method != "policy":
-        from mechrl.search.run import Settings, search
+        from mechrl.search.session import SearchSettings, search
 
-        chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
+        chosen = SearchSettings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
         return search(
             model,
             behaviour,

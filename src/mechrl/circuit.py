@@ -17,11 +17,11 @@ from mechrl import hub
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import read_json
 from mechrl.graph import Graph, checked_graph
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
-from mechrl.reading import read_json
 
 FORMAT = 1
 FILE = "circuit.json"  # in a folder and on the hub
@@ -208,6 +208,7 @@ class Circuit:
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
+        """What `save` writes; docs/file-formats.md explains every field."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -263,7 +264,7 @@ class Circuit:
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
-        """From a file, or from the hub by its address."""
+        """Reads a file that `save` wrote, or what `push_to_hub` put on the hub. Refuses anything else, and says what is wrong with it."""
         path = hub.local(path, FILE)
         try:
             known = read_json(path)

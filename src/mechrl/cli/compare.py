@@ -13,9 +13,9 @@ from mechrl.cli import options
 from mechrl.cli.output import one_writer
 from mechrl.cli.terminal import answer, answer_json, answer_table
 from mechrl.errors import MechRLError
+from mechrl.files.saving import not_saved
 from mechrl.messages import say
 from mechrl.ranges import MOST_EDGES, MOST_STEPS
-from mechrl.saving import not_saved
 
 # ---- compare --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ def compare_command(
     from mechrl.experiments import compare
     from mechrl.experiments.compare import Budget, circuit_cell, parse_list, parse_seeds
     from mechrl.experiments.compare_tables import comparison_tables
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
 
     if not 0 < tau < 1:
         raise MechRLError(f"tau must lie between 0 and 1, not be {tau:g}")
@@ -97,12 +97,12 @@ def compare_command(
     budget = Budget(
         tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half
     )
-    shop = Workshop(model, out, policy, device, jobs, seconds, ray)
-    agent = shop.agent(tau) if set(chosen) & set(compare.POLICIES) else None
+    experiment = Experiment(model, out, policy, device, jobs, seconds, ray)
+    agent = experiment.agent(tau) if set(chosen) & set(compare.POLICIES) else None
     if agent is not None and k is not None:
         agent = replace(agent, k=k)
-    with _left(as_json, tables=[]), shop:
-        known = shop.gate(behaviours, force)
+    with _left(as_json, tables=[]), experiment:
+        known = experiment.gate(behaviours, force)
         cells = [
             circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
             for seed in numbers
@@ -110,9 +110,11 @@ def compare_command(
             for name in known.names
             for method in chosen
         ]
-        finished = shop.run(cells)
-    tables = comparison_tables(compare.rows(cells, shop.place, stability=True), budget, shop.command, known)
-    unsaved = not_saved(lambda: shop.write_tables(tables))
+        finished = experiment.run(cells)
+    tables = comparison_tables(
+        compare.rows(cells, experiment.workspace, stability=True), budget, experiment.command, known
+    )
+    unsaved = not_saved(lambda: experiment.write_tables(tables))
     if as_json:
         answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
     else:
@@ -125,8 +127,8 @@ def compare_command(
             say(f"{out} holds the cells, the circuits and the tables")
     if unsaved is not None:
         raise unsaved
-    shop.leave(finished)
-    records = filter(None, map(shop.place.record, cells))
+    experiment.leave(finished)
+    records = filter(None, map(experiment.workspace.record, cells))
     _check_failed([record["reason"] for record in records if record["status"] == "failed"])
 
 
@@ -223,8 +225,8 @@ def reproduce_command(
     from dataclasses import replace
 
     from mechrl.experiments.compare import METHODS, parse_list, parse_seeds
-    from mechrl.experiments.reproduce import QUICK, Plan, View, agent_of, cells_of, choose
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
+    from mechrl.experiments.reproduce import QUICK, Scope, View, agent_of, cells_of, choose
     from mechrl.experiments.write import write_report
     from mechrl.rl.tasks import choose_behaviours
 
@@ -232,23 +234,23 @@ def reproduce_command(
         raise MechRLError(
             f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out"
         )
-    plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
-    plan = replace(plan, budget=replace(plan.budget, half=half, envs=plan.budget.envs if quick else envs))
+    scope = QUICK if quick else Scope(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
+    scope = replace(scope, budget=replace(scope.budget, half=half, envs=scope.budget.envs if quick else envs))
     if behaviours is not None:
-        plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
+        scope = replace(scope, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
-        plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
-    shop = Workshop(
+        scope = replace(scope, methods=tuple(parse_list(methods, "methods", METHODS)))
+    experiment = Experiment(
         model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
     )
-    with _left(as_json, report=None), shop:
-        gated = shop.gate(",".join(plan.only) or "every")
-        agent, training = agent_of(shop, plan, gated)
-        chosen = choose(gated, plan.only)
-        cells = cells_of(plan, gated, chosen, agent)
-        finished = shop.run(list(cells))
-        command = shop.command.replace(" --report-only", "")  # it made none of the numbers
-        view = View(plan, gated, chosen, cells, shop.place, agent, training, command)
+    with _left(as_json, report=None), experiment:
+        gated = experiment.gate(",".join(scope.only) or "every")
+        agent, training = agent_of(experiment, scope, gated)
+        chosen = choose(gated, scope.only)
+        cells = cells_of(scope, gated, chosen, agent)
+        finished = experiment.run(list(cells))
+        command = experiment.command.replace(" --report-only", "")  # it made none of the numbers
+        view = View(scope, gated, chosen, cells, experiment.workspace, agent, training, command)
         done, failed, total = view.count()
         say(
             f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report"
@@ -263,5 +265,5 @@ def reproduce_command(
         answer(written.report)
         for line in written.lines:
             answer(line)
-    shop.leave(finished or report_only)
+    experiment.leave(finished or report_only)
     _check_failed([reason for _, reason in view.failed()])

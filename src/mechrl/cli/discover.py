@@ -12,9 +12,9 @@ from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
 from mechrl.cli.terminal import Live, answer, working
+from mechrl.files.saving import Saving
 from mechrl.messages import say
 from mechrl.ranges import MOST_STEPS
-from mechrl.saving import Saving
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mechrl.cli.terminal import answer
 from mechrl.files import CannotWrite, check_folder, check_replaceable
+from mechrl.files.lock import only_writer
+from mechrl.files.saving import not_saved
 from mechrl.messages import say
-from mechrl.one_writer import only_writer
-from mechrl.saving import not_saved
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit

@@ -15,8 +15,8 @@ from mechrl.cli import options
 from mechrl.cli.terminal import Live, answer, answer_json, working
 from mechrl.errors import MechRLError
 from mechrl.files import check_file
+from mechrl.files.reading import read_json
 from mechrl.messages import say
-from mechrl.reading import read_json
 
 if TYPE_CHECKING:
     from mechrl.behaviours.base import Behaviour

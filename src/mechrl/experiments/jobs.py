@@ -28,8 +28,9 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Place, Stopped, stopping, tell
+from mechrl.experiments.work import Cell, Stopped, Workspace, stopping, tell
 from mechrl.files import write_atomically
+from mechrl.files.saving import Saving
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
@@ -39,9 +40,8 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
-from mechrl.saving import Saving
 from mechrl.search.problem import Interrupted, State
-from mechrl.search.run import Settings, prepare
+from mechrl.search.session import SearchSettings, prepare
 from mechrl.validity.beyond import beyond, curves
 from mechrl.validity.checks import validate
 from mechrl.validity.setting import Setting
@@ -50,35 +50,35 @@ _SAVE_EVERY = 10.0  # seconds
 _STATE = "state.safetensors"
 
 
-class Hands:
+class Resources:
     """A worker's model, loaded once."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.device = place.context["device"]
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.device = workspace.context["device"]
 
     @cached_property
     def model(self) -> Model:
-        return load_model(self.place.context["model"], device=self.device)
+        return load_model(self.workspace.context["model"], device=self.device)
 
     @property
     def policy(self) -> Path:
         """A folder, or that of the policy that comes with MechRL, wherever this is installed."""
-        given = self.place.context["policy"]
-        return shipped_policy(self.place.context["model"]) if given is None else Path(given)
+        given = self.workspace.context["policy"]
+        return shipped_policy(self.workspace.context["model"]) if given is None else Path(given)
 
     @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.model.device) if self.model.device.type == "cuda" else "CPU"
 
 
-def do(hands: Hands, cell: Cell) -> dict[str, Any]:
+def do(resources: Resources, cell: Cell) -> dict[str, Any]:
     job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit, "collect": _collect}[
         cell.kind
     ]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
-        return job(hands, cell, **arguments) | {"device": hands.device_name}
+        return job(resources, cell, **arguments) | {"device": resources.device_name}
     except Interrupted:
         raise Stopped from None
     except torch.cuda.OutOfMemoryError:
@@ -87,8 +87,8 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
         let_go()
 
 
-def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
-    model = hands.model
+def _gate(resources: Resources, cell: Cell, names: list[str]) -> dict[str, Any]:
+    model = resources.model
     verdicts = []
     for name in names:
         tell(name)
@@ -109,10 +109,10 @@ def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _collect(hands: Hands, cell: Cell, **walk: Any) -> dict[str, Any]:
+def _collect(resources: Resources, cell: Cell, **walk: Any) -> dict[str, Any]:
     from mechrl.experiments.collect import collect
 
-    return collect(hands.model, hands.place, cell, **walk)
+    return collect(resources.model, resources.workspace, cell, **walk)
 
 
 def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:
@@ -123,9 +123,9 @@ def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:
     return {"prompt": pairs.texts[0][0], "answer": answers[0].strip() + (" …" if len(answers) > 1 else "")}
 
 
-def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[str, Any]:
+def _curves(resources: Resources, cell: Cell, behaviour: str, **setting: Any) -> dict[str, Any]:
     began = time.perf_counter()
-    here = Setting.make(hands.model, get_behaviour(behaviour), **setting)
+    here = Setting.make(resources.model, get_behaviour(behaviour), **setting)
     return curves(here).to_json() | {"seconds": time.perf_counter() - began}
 
 
@@ -133,7 +133,7 @@ def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[st
 
 
 def _train(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     names: list[str],
     task: dict[str, Any],
@@ -145,9 +145,11 @@ def _train(
     began = time.perf_counter()
     settings, rewards, config = TaskSettings(**task), RewardSettings(**reward), PPOConfig(**ppo)
     torch.manual_seed(config.seed)
-    tasks = [task_of(hands.model, get_behaviour(name), settings, rewards) for name in names]
-    trainer = Trainer(tasks, config, rewards, Policy(PolicyConfig(width)), hands.model.device)
-    run = _run(hands.place.scratch(cell), trainer, describe(hands.model, trainer, settings), began)
+    tasks = [task_of(resources.model, get_behaviour(name), settings, rewards) for name in names]
+    trainer = Trainer(tasks, config, rewards, Policy(PolicyConfig(width)), resources.model.device)
+    run = _run(
+        resources.workspace.scratch(cell), trainer, describe(resources.model, trainer, settings), began
+    )
     return {"passes": run.passes(), "seconds": run.seconds, "iterations": config.iterations}
 
 
@@ -172,7 +174,7 @@ def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
 
 
 def _by_policy(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     setting: Setting,
     seed: int,
@@ -182,12 +184,12 @@ def _by_policy(
 ) -> tuple[Circuit, dict[str, Any]]:
     """The circuit of a frozen policy or, with `ppo`, of one that was trained on this behaviour first."""
     began = time.perf_counter()
-    model, behaviour = hands.model, setting.behaviour
+    model, behaviour = resources.model, setting.behaviour
     reward, half = RewardSettings(**policy["reward"]), policy["half"]
     by, spare, reach = setting.prefilter, setting.spare, setting.reach
     settings = TaskSettings(len(setting.pairs), setting.k, by, half, spare, reach)
     task = _task(setting, reward, half)
-    folder = hands.policy
+    folder = resources.policy
     agent = load_policy(folder)
     about: dict[str, Any] = {"pairs_seed": seed}
     passes_before = seconds_before = 0.0
@@ -199,7 +201,9 @@ def _by_policy(
             torch.manual_seed(seed)
             agent, checksum = Policy(agent.config), None
         trainer = Trainer([task], config, reward, agent, model.device)
-        run = _run(hands.place.scratch(cell), trainer, describe(model, trainer, settings, checksum), began)
+        run = _run(
+            resources.workspace.scratch(cell), trainer, describe(model, trainer, settings, checksum), began
+        )
         agent, passes_before, seconds_before, began = (
             trainer.policy,
             run.passes_before,
@@ -209,7 +213,7 @@ def _by_policy(
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
     # beside the training, which deployments may share
-    journal = Journal(hands.place.folder / "work" / f"{cell.name}-rollouts", task.engine, stopping)
+    journal = Journal(resources.workspace.folder / "work" / f"{cell.name}-rollouts", task.engine, stopping)
     circuit = deploy(
         model,
         behaviour,
@@ -246,7 +250,7 @@ def _learning(run: Run) -> dict[str, list[float]]:
 
 
 def _circuit(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     behaviour: str,
     method: str,
@@ -265,14 +269,14 @@ def _circuit(
         thresholds = {"thresholds": tuple(search["thresholds"])} if "thresholds" in search else {}
         known = {key: value for key, value in search.items() if key != "target"} | thresholds
         known["holds_on"] = "fresh" if search.get("target") == "test" else "discovery"
-        circuit = _by_search(hands, cell, chosen, Settings(**known, seed=seed))
+        circuit = _by_search(resources, cell, chosen, SearchSettings(**known, seed=seed))
     else:
         assert setting is not None and deployment is not None and policy is not None
-        here = Setting.make(hands.model, chosen, seed=seed, **setting)
-        circuit, extra = _by_policy(hands, cell, here, seed, method, deployment, policy)
+        here = Setting.make(resources.model, chosen, seed=seed, **setting)
+        circuit, extra = _by_policy(resources, cell, here, seed, method, deployment, policy)
     # scores and orders are large, and can be had again
     kept = replace(circuit, scores=None, order=())
-    path = hands.place.folder / "circuits" / f"{cell.name}.json.gz"
+    path = resources.workspace.folder / "circuits" / f"{cell.name}.json.gz"
     kept.save(path)
     on_fresh = target == "test"
     judged = circuit.faithfulness_validation if on_fresh else circuit.faithfulness
@@ -290,24 +294,24 @@ def _circuit(
         "candidates": circuit.settings["candidates"],
         "ceiling": circuit.settings.get("ceiling"),
         "note": circuit.settings["note"],
-        "circuit": str(path.relative_to(hands.place.folder)),
+        "circuit": str(path.relative_to(resources.workspace.folder)),
     }
     if assess:
         tell("validity")
         let_go()  # of what the search had, for engines of other wordings follow
-        where = here or Setting.of(hands.model, chosen, circuit)
-        row["validity"] = validate(circuit, hands.model, chosen, setting=where, report=tell).to_json()
+        where = here or Setting.of(resources.model, chosen, circuit)
+        row["validity"] = validate(circuit, resources.model, chosen, setting=where, report=tell).to_json()
         row["beyond"] = beyond(circuit, where).to_json()
     return row | extra
 
 
-def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Settings) -> Circuit:
+def _by_search(resources: Resources, cell: Cell, behaviour: Behaviour, settings: SearchSettings) -> Circuit:
     """A search that leaves its state behind, and goes on from there."""
-    path = hands.place.scratch(cell) / _STATE
+    path = resources.workspace.scratch(cell) / _STATE
     state, about = None, None
     with suppress(MechRLError):  # none was left, or it is damaged: that costs time only
         state, about = State.read(path)
-    session = prepare(hands.model, behaviour, settings, about)
+    session = prepare(resources.model, behaviour, settings, about)
     last, saving = time.monotonic(), Saving()
 
     def checkpoint(now: State) -> None:

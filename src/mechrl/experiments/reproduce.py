@@ -17,14 +17,14 @@ from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
-from mechrl.experiments.work import Cell, Place
-from mechrl.experiments.workshop import Gated, Workshop
-from mechrl.reading import parse_json, read_bytes, read_json
+from mechrl.experiments.experiment import Experiment, GateResult
+from mechrl.experiments.work import Cell, Workspace
+from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scope:
     """How much is done. The defaults are the paper's."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -38,7 +38,7 @@ class Plan:
     quick: bool = False
 
 
-QUICK = Plan(
+QUICK = Scope(
     seeds=(0,),
     budget=Budget(
         pairs=4,
@@ -73,7 +73,7 @@ class Chosen:
         return [*self.trained, *self.held_out]
 
 
-def choose(gated: Gated, only: Iterable[str] = ()) -> Chosen:
+def choose(gated: GateResult, only: Iterable[str] = ()) -> Chosen:
     """A behaviour that the model does not exhibit is replaced by another wording of it that the model does, if there is one."""
     shown = {name for name in gated.names if not only or name in set(only)}
     trained, held_out, notes = [], [], []
@@ -125,8 +125,8 @@ class Cells:
                 yield from self.scratch.values()
 
 
-def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
-    cells, budget = Cells(), plan.budget
+def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> Cells:
+    cells, budget = Cells(), scope.budget
 
     def circuit(
         behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any
@@ -136,13 +136,13 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     rule = (
         "discovery" if agent.meets(budget.tau) else "paper"
     )  # one circuit serves both, where the agent's own target is τ
-    for seed in plan.seeds:
+    for seed in scope.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
             cells.curves[name, seed] = Cell("curves", gated.model | known)
         for name in chosen.all:
             cells.policy[name, seed] = circuit(name, "policy", rule, seed, assess=True)
-    for seed in plan.costly_seeds:
+    for seed in scope.costly_seeds:
         for name in chosen.held_out:
             cells.adapted[name, seed] = circuit(name, "policy-adapted", rule, seed, assess=True)
             cells.scratch[name, seed] = circuit(name, "policy-from-scratch", "paper", seed)
@@ -154,12 +154,12 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     deployed = {"policy": cells.policy, "policy-adapted": cells.adapted}
     for target in ("discovery", "test"):
         for name in chosen.all:
-            for method in plan.methods:
+            for method in scope.methods:
                 adapted = method == "policy-adapted"
                 if adapted and name not in chosen.held_out:
                     continue
                 costly = adapted or (method == "policy" and target == "test")
-                for seed in plan.costly_seeds if costly else plan.seeds:
+                for seed in scope.costly_seeds if costly else scope.seeds:
                     if target == rule and method in deployed:
                         cells.matched[target, name, method, seed] = deployed[method][name, seed]
                         continue
@@ -170,34 +170,34 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     return cells
 
 
-def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str, Any]]:
+def agent_of(experiment: Experiment, scope: Scope, gated: GateResult) -> tuple[Agent, dict[str, Any]]:
     """The policy and what is known of its training. One is trained first where none is given and none comes with MechRL."""
     about: dict[str, Any] = {}
-    if not (shop.policy / "config.json").is_file() and shop.shipped:
+    if not (experiment.policy / "config.json").is_file() and experiment.shipped:
         names = [
             b.name
             for b in behaviours("train")
-            if b.name in gated.names and (not plan.only or b.name in plan.only)
+            if b.name in gated.names and (not scope.only or b.name in scope.only)
         ]
-        budget = plan.budget
+        budget = scope.budget
         arguments = gated.model | {
             "names": names,
             "task": {"pairs": budget.pairs, "k": budget.k, "half": budget.half},
-            "reward": {"max_steps": plan.max_steps},
+            "reward": {"max_steps": scope.max_steps},
             "ppo": {
-                "iterations": plan.train_iterations,
+                "iterations": scope.train_iterations,
                 "transitions": budget.transitions,
                 "envs": budget.envs,
             },
-            "width": plan.width,
+            "width": scope.width,
         }
-        cell = Cell("train", arguments, alone="policy")
-        about = shop.need(cell)
-        shop.use_policy(shop.place.scratch(cell))
-    agent = shop.agent(plan.budget.tau)
-    if plan.quick:
-        agent = replace(agent, reward=agent.reward | {"max_steps": plan.max_steps})
-    return agent, _training(shop.policy) | about
+        cell = Cell("train", arguments, mutex="policy")
+        about = experiment.need(cell)
+        experiment.use_policy(experiment.workspace.scratch(cell))
+    agent = experiment.agent(scope.budget.tau)
+    if scope.quick:
+        agent = replace(agent, reward=agent.reward | {"max_steps": scope.max_steps})
+    return agent, _training(experiment.policy) | about
 
 
 def _training(folder: Path) -> dict[str, Any]:
@@ -223,11 +223,11 @@ def _training(folder: Path) -> dict[str, Any]:
 class View:
     """Everything that tables and figures are made of. A cell that is not done is None, never zero."""
 
-    plan: Plan
-    gated: Gated
+    scope: Scope
+    gated: GateResult
     chosen: Chosen
     cells: Cells
-    place: Place
+    workspace: Workspace
     agent: Agent
     training: dict[str, Any]
     command: str
@@ -246,7 +246,7 @@ class View:
     @cached_property
     def records(self) -> dict[str, dict[str, Any]]:
         """Of all cells, by name, as they are when first asked for."""
-        found = {cell.name: self.place.record(cell) for cell in self.cells}
+        found = {cell.name: self.workspace.record(cell) for cell in self.cells}
         return {name: known for name, known in found.items() if known is not None}
 
     def result(self, cell: Cell | None) -> dict[str, Any] | None:
@@ -285,7 +285,7 @@ def spread(results: list[dict[str, Any]], *path: str) -> Spread | None:
 
 def acdc_best(view: View, behaviour: str, tau: float) -> tuple[float, list[dict[str, Any]]] | None:
     """The threshold with the smallest circuits that reach tau, else the most faithful ones; and its results, over seeds."""
-    sweep = {t: view.results(view.cells.acdc, behaviour, t) for t in view.plan.budget.thresholds}
+    sweep = {t: view.results(view.cells.acdc, behaviour, t) for t in view.scope.budget.thresholds}
     sweep = {t: r for t, r in sweep.items() if r}
     if not sweep:
         return None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.files import CannotWrite, advice
+from mechrl.files.saving import Saving
 from mechrl.messages import say
-from mechrl.saving import Saving
 
 METRICS = "metrics.jsonl"
 

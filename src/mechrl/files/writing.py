@@ -36,7 +36,7 @@ def advice(number: int | None) -> str:
     return _ADVICE.get(number or 0, f"check the path{REPEAT}")
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """The folder for what is fetched or derived: $MECHRL_CACHE, else $XDG_CACHE_HOME/mechrl, else ~/.cache/mechrl."""
     if own := os.environ.get("MECHRL_CACHE"):
         return Path(own).expanduser()

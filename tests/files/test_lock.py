@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mechrl.cli import app as cli
-from mechrl.one_writer import only_writer
+from mechrl.files.lock import only_writer
 
 SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--device", "cpu", "--force"]
 LONG = ["--pairs", "4", "--device", "cpu", "--whole-graph", "--force"]
@@ -101,7 +101,7 @@ def test_of_many_that_start_at_once_one_works(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from mechrl.errors import MechRLError
-from mechrl.one_writer import only_writer
+from mechrl.files.lock import only_writer
 while True:
     try:
         with only_writer(Path("busy")):

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from mechrl.reading import MOST, check_regular
+from mechrl.files.reading import MOST, check_regular
 
 _SEAL = "sha256"  # an array like the others: two texts would be written in any order, and one state as different files
 

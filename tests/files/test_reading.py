@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import save
 
 from mechrl.cli import app as cli
+from mechrl.files.sealed import read_sealed
 from mechrl.rl import rollout
-from mechrl.sealed import read_sealed
 from tests.fuzz.planner import make_network
 from tests.viewer.circuits import SMALL, random_circuit
 
