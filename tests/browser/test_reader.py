@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import urllib.parse
@@ -261,6 +262,17 @@ def test_a_wrong_address_is_the_first_view(visit, toy: dict, tmp_path, hash_: st
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
+COLOURS = """async (png) => {
+  const picture = new Image();
+  picture.src = `data:image/png;base64,${png}`;
+  await picture.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: picture.width, height: picture.height });
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  return new Set(new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+}"""
+
+
 def test_the_picture_is_saved_as_svg_and_png(visit, ranked: dict) -> None:
     v = visit(ranked)
     assert {name.replace("->", " → ") for name in pictured(v)} == {name for _, name in kept(ranked)}
@@ -273,7 +285,9 @@ def test_the_picture_is_saved_as_svg_and_png(visit, ranked: dict) -> None:
     with v.page.expect_download() as download:
         v.locator("text=PNG").first.click()
     png = download.value.path().read_bytes()
-    assert png.startswith(b"\x89PNG") and len(png) > 20_000  # with something in it
+    assert (
+        png.startswith(b"\x89PNG") and v.evaluate(COLOURS, base64.b64encode(png).decode()) > 50
+    )  # there is something in it
     width, height = (int.from_bytes(png[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (2 * int(tree.get("width")), 2 * int(tree.get("height")))
 
@@ -327,6 +341,12 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     window.goto(path.as_uri())
     window.wait_for_selector(".node[aria-label]")
     assert window.evaluate("document.documentElement.scrollWidth") <= 400
+    assert all(
+        box["width"] > 390
+        for box in window.evaluate(
+            "[...document.querySelectorAll('.pane')].map(e => e.getBoundingClientRect().toJSON())"
+        )
+    )
     assert window.is_visible(".legend") and "query" in window.locator(".legend").inner_text()
     for box in window.evaluate(
         "[...document.querySelectorAll('button:not([hidden]), input, .pane, aside')].map(e => e.getBoundingClientRect().toJSON())"
@@ -374,6 +394,8 @@ def test_edges_along_the_spine_are_arcs_inside_each_other(visit) -> None:
 
 def test_thirty_layers_fit_on_a_laptop(visit) -> None:
     v = visit(circuit_data(random_circuit(SMOLLM2, 250, nodes=60)))
+    v.set_viewport_size({"width": 1440, "height": 850})
+    v.wait_for_timeout(200)
     stage = v.locator(".stage").bounding_box()
     for name in ("logits", "m0", "input"):
         box = v.locator(f"[data-name='{name}']").bounding_box()
