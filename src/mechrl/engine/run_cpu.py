@@ -82,9 +82,9 @@ class OnCpu:
             for i in range(len(values)):
                 parts.append(self._gradient(plan, values[i : i + 1], objectives, against, groups, rules))
         else:
-            every = np.full(len(values), values.shape[1])
-            for chunk in self.chunks(every, copies=1 + len(objectives)):
-                plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+            felt = edge_set.for_gradient(values)
+            for chunk in self.chunks(felt.sum(1), copies=1 + len(objectives)):
+                plan = make_plan(edge_set, felt[chunk], share=False)
                 parts.append(self._gradient(plan, values[chunk], objectives, None, groups, rules))
         return [list(of_objective) for of_objective in zip(*parts, strict=True)]
 
