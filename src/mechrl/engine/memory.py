@@ -39,6 +39,11 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
 
 
+def mlp_bytes(spec: Spec, n_tokens: int, itemsize: int) -> int:
+    """Of what a circuit's MLPs compute on the way forth, if it is kept for the way back."""
+    return spec.n_layers * n_tokens * (3 * spec.d_model + 4 * spec.d_mlp) * itemsize
+
+
 def share_memory(device: torch.device, processes: int) -> None:
     """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
     torch.cuda.set_per_process_memory_fraction(
