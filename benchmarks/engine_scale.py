@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from mechrl.behaviours import get_behaviour
-from mechrl.bench import random_pairs
-from mechrl.bench_search import best
+from mechrl.bench.engine import random_pairs
+from mechrl.bench.search import best
 from mechrl.engine import Engine
 from mechrl.engine.estimate import estimate
 from mechrl.models import load_model

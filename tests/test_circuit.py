@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mechrl.files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MechRLError, match="No space left"):
         circuit(seed=2).save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
@@ -129,7 +130,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mechrl.files.os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "circuit.json", b"half")
     assert not list(tmp_path.iterdir())
@@ -203,6 +204,9 @@ ACCEPTED = {  # of these values, by field
 }
 
 
+LATER = {"attribution", "rows", "bos", "commit"}  # files written before there were these are still read
+
+
 def test_the_table_has_every_field() -> None:
     derived = {"format", "n_edges", "n_edges_pruned"}  # the last two are for people who read the file
     assert set(ACCEPTED) == set(circuit().to_json()) - derived
@@ -225,6 +229,9 @@ def test_every_field_is_of_its_kind_or_refused_in_one_line(tmp_path: Path, name:
     broken = circuit().to_json()
     del broken[name]
     path.write_text(json.dumps(broken))
+    if name in LATER:
+        assert Circuit.load(path).to_json()[name] in (None, [])
+        return
     with pytest.raises(MechRLError, match=f"missing or wrong .*{name}"):
         Circuit.load(path)
 

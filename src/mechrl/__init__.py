@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from mechrl.behaviours import get_behaviour as behaviour
     from mechrl.circuit import Circuit
     from mechrl.errors import MechRLError
-    from mechrl.evaluate.validity import Validity
     from mechrl.gate import judge
     from mechrl.models import Model, load_model
+    from mechrl.validity.checks import Validity
 
 # Threads that wait for work must sleep, not spin: with another busy process on the machine, spinning made a run of many small
 # operations 27 times slower. Only OpenMP's first start reads it, so it has to be said before torch is imported.
@@ -76,7 +76,7 @@ def discover(
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.run.Settings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
+    `mechrl.search.session.SearchSettings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
@@ -100,9 +100,9 @@ def discover(
             lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
         )
     if method != "policy":
-        from mechrl.search.run import Settings, search
+        from mechrl.search.session import SearchSettings, search
 
-        chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
+        chosen = SearchSettings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
         return search(
             model,
             behaviour,
@@ -139,8 +139,8 @@ def validate(
 
     random: circuits of each kind to hold it against.
     """
-    from mechrl.evaluate.setting import Setting
-    from mechrl.evaluate.verdict import validate_and_judge
+    from mechrl.validity.setting import Setting
+    from mechrl.validity.verdict import validate_and_judge
 
     return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, report)
 

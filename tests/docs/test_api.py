@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import mechrl
-from mechrl import cli
 from mechrl.circuit import Circuit
+from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
 from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
 from mechrl.rl.rollout import discover as by_policy
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
 def test_a_search_is_the_commands_search(model) -> None:
     behaviour, lines = mechrl.behaviour("acronyms"), []
     found = mechrl.discover(model, behaviour, "greedy", pairs=5, tau=0.8, report=lines.append)
-    assert same(found, search(model, behaviour, Settings("greedy", tau=0.8, pairs=5))) and lines
+    assert same(found, search(model, behaviour, SearchSettings("greedy", tau=0.8, pairs=5))) and lines
 
 
 def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Path) -> None:

@@ -21,11 +21,13 @@ import transformers
 from mechrl import attribution
 from mechrl.behaviours import PARTS, load_behaviour
 from mechrl.circuit import Circuit
+from mechrl.cli.view import read_notes
 from mechrl.engine import Engine
 from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
-from mechrl.evaluate.compare import rows
-from mechrl.evaluate.work import Cell, Place
+from mechrl.experiments.compare import rows
+from mechrl.experiments.work import Cell, Workspace
+from mechrl.files.sealed import sealed
 from mechrl.models import load_model
 from mechrl.models.gguf import byte_level_bpe
 from mechrl.rl.env import RewardSettings, make_task
@@ -35,10 +37,8 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import learned_with, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings
 from mechrl.rl.train import Run, _check_continues, _load, describe
-from mechrl.sealed import sealed
 from mechrl.search.problem import State
-from mechrl.search.run import Settings, check_continues
-from mechrl.viewer.command import read_notes
+from mechrl.search.session import SearchSettings, check_continues
 from tests.behaviours.tokenizers import gpt2, word_level
 from tests.fuzz import planner
 from tests.tiny import TinyPairs, tiny
@@ -180,7 +180,7 @@ def read_journal(folder: Path) -> None:
 
 # ---- searches, caches, cells ----------------------------------------------------------------------------------------
 
-SETTINGS = Settings("acdc", pairs=4)
+SETTINGS = SearchSettings("acdc", pairs=4)
 
 
 def make_state(folder: Path) -> None:
@@ -219,8 +219,8 @@ def read_scores(folder: Path) -> None:
 CELL = Cell("circuit", {"behaviour": "ioi", "method": "greedy", "target": "test", "seed": 0})
 
 
-def place(folder: Path) -> Place:
-    return Place(folder, lambda hands, cell: {}, lambda place: None)
+def place(folder: Path) -> Workspace:
+    return Workspace(folder, lambda hands, cell: {}, lambda place: None)
 
 
 def make_cell(folder: Path) -> None:

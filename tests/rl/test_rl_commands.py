@@ -17,10 +17,10 @@ from mechrl import attribution, demo
 from mechrl.behaviours import DISCOVERY_SEED, get_behaviour
 from mechrl.candidates import candidates_of
 from mechrl.circuit import Circuit
+from mechrl.cli.train import adapt_command, deploy_command, train_command
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
-from mechrl.rl.command import adapt_command, deploy_command, train_command
 from mechrl.rl.rollout import load_policy
 from tests.search.model import write_model
 

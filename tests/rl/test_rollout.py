@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mechrl.behaviours import DISCOVERY_SEED, VALIDATION_SEED, get_behaviour
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
-from mechrl.evaluate.setting import Setting
 from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
@@ -35,6 +34,7 @@ from mechrl.rl.rollout import (
     trained_with,
 )
 from mechrl.rl.tasks import TaskSettings, aimed, task_of
+from mechrl.validity.setting import Setting
 from tests.rl.tasks import small_task
 from tests.search.model import write_model
 

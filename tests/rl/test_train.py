@@ -120,7 +120,7 @@ def test_every_logged_number_is_explained(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("module", ["mechrl.rl.train", "mechrl.rl.rollout", "mechrl.rl.command"])
+@pytest.mark.parametrize("module", ["mechrl.rl.train", "mechrl.rl.rollout", "mechrl.cli.train"])
 def test_training_needs_no_optional_package(module: str):
     code = "import sys\nfor name in ('gymnasium', 'gguf', 'tyro', 'tensorboard', 'torchjd', 'matplotlib'): sys.modules[name] = None\n"
     subprocess.run(

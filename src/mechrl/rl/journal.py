@@ -17,9 +17,9 @@ import numpy as np
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.reading import parse_json
-from mechrl.saving import Saving
-from mechrl.sealed import read_sealed, sealed
+from mechrl.files.reading import parse_json
+from mechrl.files.saving import Saving
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.search.problem import Interrupted
 
 _EVERY = 10.0  # seconds

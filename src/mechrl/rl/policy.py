@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from mechrl.attribution import ORDERS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import made_of, read_json
 from mechrl.ranges import MOST_WIDTH
-from mechrl.reading import made_of, read_json
 from mechrl.rl import kernels
 from mechrl.rl.env import (
     ACTION_TYPES,

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import parse_json
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.ranges import check_seed
-from mechrl.reading import parse_json
 from mechrl.rl.env import MAX_PICKS, STATE, Actions, RewardSettings, Task, VectorEnv
 from mechrl.rl.pcgrad import orders, pcgrad
 from mechrl.rl.policy import (
@@ -44,7 +45,6 @@ from mechrl.rl.policy import (
     apart,
     replay,
 )
-from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, VALIDATION_SEED, Behavi
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.files.reading import made_of, read_json
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
-from mechrl.reading import made_of, read_json
 from mechrl.rl.env import (
     BATCH_SIZES,
     MAX_PICKS,
@@ -45,7 +45,7 @@ from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.tasks import HIGHEST_REACH, TaskSettings, aimed, task_of
-from mechrl.search.run import ATTEMPTS, fresh, higher, step_back
+from mechrl.search.session import ATTEMPTS, fresh, higher, step_back
 
 Rule = Literal["smallest", "paper"]
 Judge = Literal["discovery", "validation"]

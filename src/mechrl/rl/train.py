@@ -35,14 +35,14 @@ import torch.distributed as dist
 import mechrl
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
+from mechrl.files.reading import parse_json, read_bytes, read_json
+from mechrl.files.saving import Saving
 from mechrl.models.base import Model
-from mechrl.reading import parse_json, read_bytes, read_json
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.log import METRICS, Log
 from mechrl.rl.policy import PolicyConfig
 from mechrl.rl.ppo import Trainer
 from mechrl.rl.tasks import TaskSettings
-from mechrl.saving import Saving
 
 CHECKPOINT, RUN = "checkpoint.safetensors", "run.json"
 _FORMAT = 1

@@ -1,0 +1,269 @@
+"""`mechrl compare` and `mechrl reproduce`. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mechrl.cli import options
+from mechrl.cli.output import one_writer
+from mechrl.cli.terminal import answer, answer_json, answer_table
+from mechrl.errors import MechRLError
+from mechrl.files.saving import not_saved
+from mechrl.messages import say
+from mechrl.ranges import MOST_EDGES, MOST_STEPS
+
+# ---- compare --------------------------------------------------------------------------------------------------------
+
+
+@one_writer
+def compare_command(
+    model: options.Model = "toy",
+    behaviours: options.Behaviours = "all",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT,
+            help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]",
+            show_default=False,
+        ),
+    ] = None,
+    targets: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.",
+        ),
+    ] = "discovery,test",
+    seeds: options.Seeds = "0,1,2",
+    tau: options.Tau = 0.9,
+    pairs: options.Pairs = 20,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k",
+            min=1,
+            max=MOST_EDGES,
+            rich_help_panel=options.BUDGET,
+            help="Candidate edges by each score. [default: 3000; a policy's own]",
+            show_default=False,
+        ),
+    ] = None,
+    policy: options.Policy = None,
+    rollouts: options.Rollouts = 16,
+    iterations: Annotated[
+        int,
+        typer.Option(min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of a policy's adaptation."),
+    ] = 80,
+    out: Annotated[
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables."
+        ),
+    ] = Path("runs/compare"),
+    jobs: options.Jobs = 1,
+    ray: options.Ray = None,
+    seconds: options.SecondsThenRepeat = None,
+    device: options.Device = "auto",
+    half: options.Half = False,
+    force: options.ForceAll = False,
+    as_json: options.Json = False,
+) -> None:
+    """All methods on all behaviours at matched faithfulness: size, f on discovery and on test pairs, passes, seconds.
+
+    Every finished cell is a file: stop it at any time, and the same command goes on from there.
+
+    Examples:
+
+    - `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`
+    - `mechrl compare --model smollm2 --jobs 4 --seconds 500 --half --out runs/smollm2`
+    """
+    from dataclasses import replace
+
+    from mechrl.experiments import compare
+    from mechrl.experiments.compare import Budget, circuit_cell, parse_list, parse_seeds
+    from mechrl.experiments.compare_tables import comparison_tables
+    from mechrl.experiments.experiment import Experiment
+
+    if not 0 < tau < 1:
+        raise MechRLError(f"tau must lie between 0 and 1, not be {tau:g}")
+    numbers = parse_seeds(seeds)
+    chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
+    aims = parse_list(targets, "targets", compare.TARGETS)
+    budget = Budget(
+        tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half
+    )
+    experiment = Experiment(model, out, policy, device, jobs, seconds, ray)
+    agent = experiment.agent(tau) if set(chosen) & set(compare.POLICIES) else None
+    if agent is not None and k is not None:
+        agent = replace(agent, k=k)
+    with _left(as_json, tables=[]), experiment:
+        known = experiment.gate(behaviours, force)
+        cells = [
+            circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
+            for seed in numbers
+            for aim in aims
+            for name in known.names
+            for method in chosen
+        ]
+        finished = experiment.run(cells)
+    tables = comparison_tables(
+        compare.rows(cells, experiment.workspace, stability=True), budget, experiment.command, known
+    )
+    unsaved = not_saved(lambda: experiment.write_tables(tables))
+    if as_json:
+        answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
+    else:
+        for table in tables:
+            answer(table.title)
+            answer_table(table.headings, table.texts())
+            for note in table.notes:
+                answer(note)
+        if unsaved is None:
+            say(f"{out} holds the cells, the circuits and the tables")
+    if unsaved is not None:
+        raise unsaved
+    experiment.leave(finished)
+    records = filter(None, map(experiment.workspace.record, cells))
+    _check_failed([record["reason"] for record in records if record["status"] == "failed"])
+
+
+@contextmanager
+def _left(as_json: bool, **nothing: object) -> Iterator[None]:
+    """Machines are told something also when time ran out before there was anything to tell."""
+    try:
+        yield
+    except typer.Exit as exc:
+        if as_json and exc.exit_code == 0:
+            answer_json({"finished": False} | nothing)
+        raise
+
+
+def _check_failed(reasons: list[str]) -> None:
+    """What did not work is an error, although all the rest is there."""
+    if reasons:
+        raise MechRLError(
+            f"{len(reasons)} cells failed, the first one: {reasons[0]}; the same command tries them again"
+        )
+
+
+# ---- reproduce ------------------------------------------------------------------------------------------------------
+
+
+@one_writer
+def reproduce_command(
+    model: options.Model = "toy",
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing."),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="Folder for the cells, the tables, the figures and report.html.",
+        ),
+    ] = Path("runs/reproduce"),
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT,
+            help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: options.Seeds = "0,1,2",
+    costly_seeds: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=options.REPRODUCIBILITY,
+            help="Of adaptation, training from scratch, sampled rollouts on fresh pairs, ACDC over the whole graph.",
+        ),
+    ] = "0",
+    behaviours: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="Only these, comma-separated. [default: the paper's]",
+            show_default=False,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT,
+            help="Only these at matched f, comma-separated. [default: all]",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: options.Jobs = 1,
+    ray: options.Ray = None,
+    seconds: options.SecondsThenRepeat = None,
+    device: options.Device = "auto",
+    half: options.Half = False,
+    envs: options.Envs = 32,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Every table and figure of the paper for a model, in one report.html with CSV, JSON, PNG and SVG beside it.
+
+    Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far;
+    what was done for some behaviours or methods counts when all are asked for.
+
+    Examples:
+
+    - `mechrl reproduce --quick`
+    - `mechrl reproduce --model gpt2 --out runs/gpt2`
+    - `mechrl reproduce --model smollm2 --jobs 6 --half --envs 128 --seconds 540 --out runs/smollm2`
+    """
+    from dataclasses import replace
+
+    from mechrl.experiments.compare import METHODS, parse_list, parse_seeds
+    from mechrl.experiments.experiment import Experiment
+    from mechrl.experiments.reproduce import QUICK, Scope, View, agent_of, cells_of, choose
+    from mechrl.experiments.write import write_report
+    from mechrl.rl.tasks import choose_behaviours
+
+    if report_only and not (out / "cells").is_dir():
+        raise MechRLError(
+            f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out"
+        )
+    scope = QUICK if quick else Scope(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
+    scope = replace(scope, budget=replace(scope.budget, half=half, envs=scope.budget.envs if quick else envs))
+    if behaviours is not None:
+        scope = replace(scope, only=tuple(b.name for b in choose_behaviours(behaviours)))
+    if methods is not None:
+        scope = replace(scope, methods=tuple(parse_list(methods, "methods", METHODS)))
+    experiment = Experiment(
+        model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
+    )
+    with _left(as_json, report=None), experiment:
+        gated = experiment.gate(",".join(scope.only) or "every")
+        agent, training = agent_of(experiment, scope, gated)
+        chosen = choose(gated, scope.only)
+        cells = cells_of(scope, gated, chosen, agent)
+        finished = experiment.run(list(cells))
+        command = experiment.command.replace(" --report-only", "")  # it made none of the numbers
+        view = View(scope, gated, chosen, cells, experiment.workspace, agent, training, command)
+        done, failed, total = view.count()
+        say(
+            f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report"
+        )
+        written = write_report(view, out)
+    if as_json:
+        cells_done = {"done": done, "failed": failed, "total": total}
+        answer_json(
+            {"finished": finished, "report": str(written.report), "cells": cells_done, "gist": written.lines}
+        )
+    else:
+        answer(written.report)
+        for line in written.lines:
+            answer(line)
+    experiment.leave(finished or report_only)
+    _check_failed([reason for _, reason in view.failed()])
