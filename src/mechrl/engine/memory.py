@@ -38,6 +38,11 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     return total
 
 
+def mlp_bytes(spec: Spec, n_tokens: int, itemsize: int) -> int:
+    """Of what a circuit's MLPs compute on the way forth, if it is kept for the way back."""
+    return spec.n_layers * n_tokens * (3 * spec.d_model + 4 * spec.d_mlp) * itemsize
+
+
 def share_memory(device: torch.device, processes: int) -> None:
     """Limits this process to its share of a GPU that several use. Engines use all they may have (`budget`)."""
     # 0.95: CUDA itself takes the rest
