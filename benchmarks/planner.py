@@ -1,12 +1,12 @@
-"""The planner on families that it was not fitted on, beside the same agent with untrained costs and blockwise search.
+"""The planner on families it was not fitted to, beside the same agent without a network, and blockwise search.
 
     mechrl planner collect --model smollm2 --draws 0 --jobs 2 --out RECORDS
     python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    two networks, one without the families of `DEVELOPED`; how it predicts those
     python benchmarks/planner.py run OUT [--jobs=2]            episodes and searches, a row each in OUT/rows.jsonl; resumes
     python benchmarks/planner.py tables OUT                    OUT/tables.md
 
-A behaviour's planner was fitted without its family. The agent was designed by looking at `DEVELOPED`. Those of `LOCKED` are in no
-network's records, and nobody looked at them before the agent was final. Passes include all looks and, for blockwise search, its prefilter.
+Each behaviour is run with a network that was fitted without its family. The agent was designed on `DEVELOPED`. `LOCKED` is in no network's
+records, and nobody looked at it before the agent was final. Passes include all looks and, for blockwise search, its prefilter.
 """
 
 from __future__ import annotations
