@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from mechrl.agents.planner import records
+from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First, n_features, see
 from mechrl.agents.planner.fit import Example
 from mechrl.agents.planner.left import Left
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import EditModel, NetworkConfig, load_model, save_model
-from mechrl.agents.planner.plan import Episode
 from mechrl.graph import Graph
 
 GRAPH = Graph(2, 4, 2)
