@@ -35,7 +35,7 @@ from mechrl.agents.planner.untrained import Gradients
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.models import load_model
-from mechrl.search.session import Settings, search
+from mechrl.search.session import SearchSettings, search
 
 UNSEEN = (
     *("product-company", "element-symbol", "state-abbreviation", "workplace"),
@@ -73,7 +73,7 @@ def run(
 def find(model: Any, name: str, method: str, draw: int, holds_on: str) -> Circuit:
     behaviour = get_behaviour(name)
     if method == "blockwise":
-        return search(model, behaviour, Settings("blockwise", holds_on=holds_on, seed=draw))
+        return search(model, behaviour, SearchSettings("blockwise", holds_on=holds_on, seed=draw))
     if method in ("absolute", "path"):
         by = Gradients(method)
     else:

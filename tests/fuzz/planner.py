@@ -77,7 +77,16 @@ def make_left(folder: Path) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(30) < 0.5
     measured = np.where(rng.random(30) < 0.5, np.nan, rng.normal(size=30))
-    episode = Episode(mask, 0.93, 0.01, 0.2, measured, 30, [np.ones(30, bool), mask], rounds=2)
+    episode = Episode(
+        mask,
+        0.93,
+        measured=measured,
+        measured_at=30,
+        path_mask=np.ones(30, bool),
+        path_gains=rng.normal(size=(GROUPS, 30)).astype(np.float32),
+        path=[np.ones(30, bool), mask],
+        rounds=2,
+    )
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91
