@@ -129,7 +129,7 @@ from functools import partial
 from mechrl.cli import app as cli
 from mechrl.agents.planner import collect
 from mechrl.experiments.experiment import GateResult, Experiment
-from mechrl.experiments.work import CellRunner
+from mechrl.experiments.worker import CellRunner
 from mechrl.files.lock import only_writer
 few = dict(pairs=4, fresh=4, singles=8, additions=4, sets=6, mixed=4, outside=40)
 collect.CollectSettings = partial(collect.CollectSettings, **few)
