@@ -139,6 +139,7 @@ def edges_and_passes(model: Model) -> np.ndarray:
     return np.mean(found, axis=0)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_worth_edges_and_from_shuffled_effects_nothing_is() -> None:
     """The same network fitted to effects that belong to other edits finds no smaller circuits than bare gradients do."""
     records = [Planted(seed).record() for seed in range(48)]
