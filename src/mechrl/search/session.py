@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,17 +24,13 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.names import PREFILTERS, Prefilter, one_of
+from mechrl.names import PREFILTERS, SEARCH_METHODS, HoldsOn, Prefilter, SearchMethod, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
 from mechrl.search.fresh_pairs import HIGHEST_AIM, fresh, higher, step_back
 from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import greedy_search, top_n_search
-
-Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
-HoldsOn = Literal["discovery", "fresh"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 ATTEMPTS = 6  # searches for one target on fresh pairs
 
@@ -43,16 +39,14 @@ ATTEMPTS = 6  # searches for one target on fresh pairs
 class SearchSettings:
     """What determines a search, besides the model and the behaviour."""
 
-    method: Method
+    method: SearchMethod
     tau: float = 0.9
     pairs: int = 20
     k: int = 3000  # candidates by each score, to begin with
     whole_graph: bool = False  # all edges are candidates
     prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
-    holds_on: HoldsOn = (
-        "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
-    )
+    holds_on: HoldsOn = "discovery"
     minibatch: int | None = None
     seed: int = 0
     attempts: int = ATTEMPTS  # searches, each aiming higher, where f must hold on fresh pairs
@@ -60,7 +54,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("method", self.method, METHODS),
+            ("method", self.method, SEARCH_METHODS),
             ("holds-on", self.holds_on, get_args(HoldsOn)),
             ("prefilter", self.prefilter, PREFILTERS),
         ):
