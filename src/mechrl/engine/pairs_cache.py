@@ -1,9 +1,8 @@
-"""What the engine knows of a batch of pairs before any circuit is asked for: the corrupted run, and where the two prompts differ.
+"""What the engine computes once for a batch of pairs: the corrupted run, and where the two prompts differ.
 
-The engine starts from the corrupted run: a circuit's receiver sees `resid_corr(v) + Σ_u M_uv (a_now(u) − a_corr(u))`. Everything
-here belongs to the corrupted run and is computed once. Positions before the first token in which the two prompts of a pair
-differ are the same in every circuit (attention is causal), and so are those after the prediction position for our purpose: the
-engine works on the flat list of the N remaining (pair, position)s, the *active tokens*.
+Every circuit starts from the corrupted run: a receiver sees `resid_corr(v) + Σ_u M_uv (a_now(u) − a_corr(u))`. Attention is causal, so
+positions before the first token in which a pair's prompts differ are the same in every circuit; those after the prediction position do
+not matter. The engine works on the N (pair, position)s that remain, the *active tokens*, as one flat list.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class LayerLast:
 
 @dataclass(frozen=True)
 class PairsCache:
-    """Distinct pairs of a batch with their corrupted run. `inverse` maps every pair of the batch to its distinct one."""
+    """The distinct pairs of a batch and their corrupted run. `inverse` maps each pair of the batch to its distinct one."""
 
     inverse: Tensor  # [batch] into B
     n_positions: int  # T, the longest prompt
@@ -74,11 +73,11 @@ class PairsCache:
 
     @property
     def all_active(self) -> bool:
-        """Every (pair, position) is an active token: nothing to scatter."""
+        """Whether every (pair, position) is an active token, so that nothing needs scattering."""
         return self.n_tokens == self.n_pairs * self.n_positions
 
     def groups(self, n: int) -> tuple[list[slice], list[slice]]:
-        """So many groups of consecutive pairs, as equal as can be: their places among the pairs, and among the active tokens."""
+        """`n` groups of consecutive pairs, as equal as possible: their places among the pairs and among the active tokens."""
         bounds = np.linspace(0, self.n_pairs, n + 1).round().astype(int).tolist()
         first = [*self.layout[:, 2].tolist(), self.n_tokens]
         pairs = [slice(a, b) for a, b in pairwise(bounds)]
@@ -86,7 +85,7 @@ class PairsCache:
 
 
 def join(caches: Sequence[PairsCache]) -> PairsCache:
-    """The caches of several batches of pairs as one: their pairs and their active tokens one after the other."""
+    """Joins the caches of several batches: their pairs, and their active tokens, back to back."""
     T = max(c.n_positions for c in caches)
     first_token = np.cumsum([0, *(c.n_tokens for c in caches)])
     first_pair = np.cumsum([0, *(c.n_pairs for c in caches)])
@@ -147,7 +146,7 @@ def _join_layers(parts: Sequence[LayerCache], n_positions: int) -> LayerCache:
 
 
 def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
-    """Checks a batch of pairs, runs the model on both sides once, keeps what circuits need."""
+    """Checks a batch of pairs, runs the model on both prompts, and keeps what circuits need."""
     unique, inverse = _distinct(model, clean, corrupt)
     lengths = [len(a) for a, _ in unique]
     B, T = len(unique), max(lengths)
@@ -238,7 +237,7 @@ def plain_forward(
 def _distinct(
     model: Model, clean: Tokens, corrupt: Tokens
 ) -> tuple[list[tuple[Sequence[int], Sequence[int]]], list[int]]:
-    """The distinct pairs, and for every pair which of them it is; refuses what cannot be run."""
+    """The distinct pairs, and which of them each pair is. Refuses what cannot be run."""
     if not len(clean) or len(clean) != len(corrupt):
         raise MechRLError(
             f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}"

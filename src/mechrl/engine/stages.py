@@ -1,8 +1,8 @@
-"""What the components of one stage compute: from the normalised streams of its jobs to the rows of its nodes.
+"""What the components of a stage compute: from the normalised streams of its jobs to the rows of its nodes.
 
-A row is a difference to the corrupted run. For a head it is (z − z_corr) W_O: the projection is linear, so the corrupted output
-itself is never needed. With gradients enabled nothing is written in place; without, results go straight into the store. With `rules`
-the values are the same and the derivatives are theirs.
+A row is a difference from the corrupted run. For a head it is (z − z_corr) W_O; the projection is linear, so the corrupted output is
+never needed. Without gradients, results are written straight into the store; with gradients, nothing is written in place. `rules`
+change derivatives, not values.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mechrl.engine.plan import Heads, Stage
 from mechrl.engine.rules import Rules
 from mechrl.models.base import Model, rotate
 
-Groups = list[tuple[int, int, int]]  # (head, first job, behind the last job)
+Groups = list[tuple[int, int, int]]  # (head, first job, end)
 
 
 @dataclass(frozen=True)
 class HeadIndex:
-    """`Heads` ready for use: what to pick from [corrupted inputs | jobs]."""
+    """`Heads` as indices into [corrupted inputs | jobs]."""
 
     q: Tensor
     k: Tensor
@@ -94,7 +94,7 @@ def _groups(head: np.ndarray) -> Groups:
 def project(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor | None = None
 ) -> Tensor:
-    """x [J, tokens, a] through each job's own head weight [heads, a, b]: [J, tokens, b]; `out` receives it if given."""
+    """x [J, tokens, a] times the weight [heads, a, b] of each job's head: [J, tokens, b], in `out` if given."""
     J, tokens, _ = x.shape
     b = weight.shape[2]
     if not torch.is_grad_enabled():
@@ -122,7 +122,7 @@ def attention_stage(
     out: tuple[Tensor, Tensor] | None = None,
     rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d].
+    """Rows of heads: those needed at all positions [.., N, d], and those needed at the prediction position [.., B, d].
 
     `x` are the streams of both pools, `out` receives the rows if given.
     """
@@ -151,7 +151,7 @@ def attention_stage(
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
-        # a q input may be computed here, or at all positions because another head needs it there
+        # a q input is computed here, unless another head needs it at all positions
         q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
         pairs = torch.arange(cache.n_pairs, device=x_last.device)
         q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
@@ -180,7 +180,7 @@ def mlp_stage(
     out: tuple[Tensor, Tensor] | None = None,
     rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the MLP, one a job."""
+    """Rows of the MLP, one per job."""
     corrupted, mlp = cache.layers[layer], model.mlp[layer]
     at = corrupted.mlp, corrupted.last.mlp
     if rules is not None:
@@ -194,7 +194,7 @@ def mlp_stage(
 
 
 def _padded(x: Tensor, corrupted: Tensor, head: Tensor, cache: PairsCache) -> Tensor:
-    """Active tokens [J, N, e] laid into [J, B, T, e]; the other positions are the corrupted run's."""
+    """Scatters active tokens [J, N, e] into [J, B, T, e]; other positions are those of the corrupted run."""
     shape = (len(x), cache.n_pairs, cache.n_positions, x.shape[-1])
     if cache.all_active or not len(x):
         return x.view(shape)

@@ -25,7 +25,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     )
     e = getattr(config, "head_dim", None) or d // H
     m, V = config.intermediate_size, config.vocab_size
-    # sliding-window attention is plain attention for prompts no longer than the window
+    # within the window, sliding-window attention is plain attention
     longest = config.max_position_embeddings
     n_ctx = min(longest, getattr(config, "sliding_window", None) or longest)
     spec = Spec("llama", config.num_hidden_layers, H, G, d, e, m, V, n_ctx, "rms", config.rms_norm_eps)
@@ -82,7 +82,7 @@ def _mlp(w: Weights, prefix: str, spec: Spec, activation: str) -> MLP:
 
 
 def rotary(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [e / 2], θ^(−2i/e), and the factor on cos and sin; scaled ones as `transformers` computes them."""
+    """Inverse frequencies θ^(−2i/e) [e / 2], and the factor on cos and sin. Scaled ones are computed by `transformers`."""
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         e = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -92,13 +92,13 @@ def rotary(config: Any) -> tuple[Tensor, float]:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     if rope["rope_type"] not in ROPE_INIT_FUNCTIONS:
-        raise MechRLError(f"rotary positions of the kind {rope['rope_type']!r} are not supported")
+        raise MechRLError(f"rotary positions of type {rope['rope_type']!r} are not supported")
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     try:
         known: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         whole = LlamaConfig(**known, rope_parameters=dict(rope))
         embedding = LlamaRotaryEmbedding(whole)
-    except Exception as exc:  # there is nothing that a bad value in it cannot raise
+    except Exception as exc:  # a bad value may raise anything
         raise ValueError(f"rotary positions: {exc}") from exc
     if embedding.rope_type == "dynamic":
         raise MechRLError("dynamic rotary scaling is not supported: it depends on the prompt's length")

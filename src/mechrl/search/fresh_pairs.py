@@ -1,7 +1,8 @@
-"""Circuits that hold on pairs the search has not seen.
+"""Circuits that hold on fresh pairs.
 
-Every search overfits the pairs it decides by, so deciding by other pairs would only overfit those. Instead a search aims above tau on
-its own pairs, and validation pairs judge what it found."""
+A search overfits the pairs it decides by, so deciding by other pairs would only overfit those. Instead a search aims above tau on its
+own pairs, and validation pairs judge what it found.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,7 @@ def fresh(
 
 
 def higher(aim: float, short: float) -> float:
-    """What to aim at after falling `short` on validation pairs: as much higher, but no more than half of what is left, for f on one's own
-    pairs cannot pass 1."""
+    """The next aim after a circuit fell `short` on validation pairs: higher by as much, but by at most half of 1 − aim."""
     return min(HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
 
 
@@ -40,15 +40,14 @@ def step_back(
     measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
     enough_at: int = -1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
-    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
-    `enough_at` is a step of which f ≥ τ is known.
+    """For each of n episodes whose f at its step is below τ: the last earlier step with f ≥ τ, by bisection, as if f fell all along.
+
+    Circuits of earlier steps are larger. If bisection finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
+    f ≥ τ is known at step `enough_at`.
     """
     steps, f = steps.copy(), f.copy()
-    low, high = (
-        np.full(len(steps), enough_at),
-        np.where(f < tau, steps, enough_at + 1),
-    )  # f ≥ τ at low, and not at high
+    # f ≥ τ at low, and not at high
+    low, high = np.full(len(steps), enough_at), np.where(f < tau, steps, enough_at + 1)
     while len(which := np.flatnonzero(high - low > 1)):
         middle = (low[which] + high[which]) // 2
         found = measure(which, middle)
