@@ -86,7 +86,7 @@ def discover_command(
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     if resume:
         session = Session.resume(state_path, loaded, chosen, network, settings)
     else:
