@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechrl import hub
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit
@@ -324,7 +325,7 @@ def deploy_command(
 
     deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed, trades)  # type: ignore[arg-type]  # checked there
     chosen = get_behaviour(behaviour)
-    folder = policy or shipped_policy(model)
+    folder = hub.local(policy or shipped_policy(model), *hub.AGENT)
     agent = load_policy(folder)
     settings, reward = _settings(folder, tau, pairs, k, prefilter, half)
     with working(f"loading {model}"):
@@ -403,7 +404,7 @@ def adapt_command(
 
     deployment = Deployment(tau, rollouts, rule, judge, best_along_episode, seed, trades)  # type: ignore[arg-type]  # checked there
     chosen = get_behaviour(behaviour)
-    folder = policy or shipped_policy(model)
+    folder = hub.local(policy or shipped_policy(model), *hub.AGENT)
     start = load_policy(folder)
     n = iterations or (200 if from_scratch else 80)
     config = PPOConfig(n, transitions, envs, deconflict=False, seed=seed, **learned_with(folder))

@@ -1,4 +1,4 @@
-"""A plan run with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not serve."""
+"""Runs plans with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not apply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from mechrl.models.base import Model
 
 @dataclass(frozen=True)
 class Prefix:
-    """The rows of one circuit's sources, kept so that circuits which agree with it below some stage can start there.
+    """The rows of one circuit, kept so that circuits which agree with it below some stage can start there.
 
-    A change of edges into a layer leaves everything below that layer untouched: searches that edit from the logits downwards
-    run the lower layers once.
+    Edges into a layer do not affect the layers below: a search that edits from the logits downwards runs the lower layers once.
     """
 
-    rows: Tensor  # [S, N, d]; zero for a source that is its corrupted self
+    rows: Tensor  # [S, N, d]; zero for a source that stays corrupted
     lives: np.ndarray  # [S]
 
 
@@ -43,14 +42,14 @@ class Given:
 
 
 class CpuBackend:
-    """Runs plans on one batch of pairs; keeps the room that runs need."""
+    """Runs plans on one batch of pairs. Keeps the working memory for the next run."""
 
     def __init__(self, model: Model, cache: PairsCache, readout: Readout, memory_bytes: int | None) -> None:
         self.model, self.cache, self.readout, self._memory = model, cache, readout, memory_bytes
         self._rooms: dict[str, Tensor] = {}
 
     def rows(self, plan: Plan) -> Tensor:
-        """[rows, N, d] of a plan that computes all of them everywhere."""
+        """[rows, N, d] of a plan that computes every row at all positions."""
         run = CpuRun(self, plan, None)
         run.fill()
         return run.store.full
@@ -74,7 +73,7 @@ class CpuBackend:
         groups: int | None,
         rules: Rules | None,
     ) -> list[list[tuple[Tensor, Tensor]]]:
-        """Per objective, chunk by chunk of circuits: values and gradients."""
+        """Values and gradients: a list of chunks for each objective."""
         parts = []
         if against_full:
             plan = make_plan(edge_set, np.ones((1, len(edge_set.edges)), dtype=bool), share=False)
@@ -89,7 +88,7 @@ class CpuBackend:
         return [list(of_objective) for of_objective in zip(*parts, strict=True)]
 
     def _whole_model(self, plan: Plan) -> Store:
-        """The rows of the whole model, in the layout of a plan that keeps everything."""
+        """The rows of the whole model, laid out for a plan that keeps everything."""
         with torch.no_grad():
             run = CpuRun(self, plan, None)
             run.forward()
@@ -127,25 +126,25 @@ class CpuBackend:
         return need <= budget(self.model.device, self._memory)
 
     def chunks(self, kept: np.ndarray, copies: int = 1) -> Iterator[slice]:
-        """Consecutive circuits of so many kept edges each, whose rows and streams fit the budget together."""
+        """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
         device, spec = self.model.device, self.model.spec
         need = circuit_bytes(spec, kept, self.cache.n_tokens, self.model.embedding.element_size(), copies)
-        # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
+        # on a CPU a circuit that keeps most of the graph is fastest alone: its rows are then contiguous
         alone = (kept > spec.graph.n_edges / 2) & (device.type == "cpu")
         return consecutive(need, budget(device, self._memory), CIRCUITS_PER_CHUNK, alone)
 
     def store(self, plan: Plan, which: str = "rows") -> Store:
-        """Room for a plan's rows, or for their gradients: the last run's. Fresh pages cost as much as filling them."""
+        """Memory for a plan's rows, or their gradients, reused from run to run: a fresh page costs as much as filling it."""
         size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
         return Store(plan, self.cache.n_tokens, self.cache.n_pairs, self._room(which, size))
 
     def streams_room(self, n_jobs: int) -> Tensor:
-        """Likewise for streams [tokens of all jobs, d]."""
+        """The same for streams [tokens of all jobs, d]."""
         return self._room("streams", n_jobs * self.cache.n_tokens)
 
     def _room(self, which: str, size: int) -> Tensor:
         if which not in self._rooms or len(self._rooms[which]) < size:
-            self._rooms.pop(which, None)  # let go of the old one first
+            self._rooms.pop(which, None)  # free the old one first
             self._rooms[which] = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
         return self._rooms[which]
 
@@ -183,7 +182,7 @@ class CpuRun:
             self.store.full[0] = like
         else:
             self.store.full[: given.n] = given.prefix.rows[: given.n]
-        # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
+        # streams live for one stage, so without gradients all stages use the same memory
         widest = max((len(stage.full) for stage in plan.stages), default=0)
         self._room = cpu.streams_room(widest) if weight is None else None
         self._total, self._n_total = (
@@ -210,7 +209,7 @@ class CpuRun:
                 self._components(stage, x_full, x_last, *self._slots(stage, self.store))
 
     def forward(self) -> Tensor:
-        """Fills the store; returns the normalised last streams [outputs, B, d]."""
+        """Fills the store; returns the normalised final streams [outputs, B, d]."""
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
@@ -278,17 +277,14 @@ class CpuRun:
     def _components(
         self,
         stage: Stage,
-        x_full: Tensor,
-        x_last: Tensor,
-        out_full: Tensor | None = None,
-        out_last: Tensor | None = None,
+        x: tuple[Tensor, Tensor],
+        out: tuple[Tensor, Tensor] | None = None,
         rules: Rules | None = None,
     ) -> tuple[Tensor, Tensor]:
         model, layer, cache = self.model, stage.layer, self.cache
         if stage.kind == "mlp":
-            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
-        index = self._index[layer]
-        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
+            return mlp_stage(model, layer, cache, x, out, rules)
+        return attention_stage(model, layer, cache, self._index[layer], x, out, rules)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -326,7 +322,7 @@ class CpuRun:
         return x
 
     def _running(self, block: Block, resid: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """A stream that keeps everything needs only what was added since the last one, as in the plain model."""
+        """A stream that keeps everything adds to the previous one, as in the plain model."""
         assert isinstance(block.full_slots, slice)
         end = block.full_slots.stop
         for row in self.store.full[self._n_total : end]:
