@@ -6,72 +6,39 @@
     checkpoint.safetensors              everything that the next iteration depends on
     tb/                                 the same numbers for TensorBoard, if it is installed
 
-All but metrics.jsonl and tb/ are replaced whole. The checkpoint is the truth: going on from it, lines of metrics.jsonl that
-are ahead of it are dropped, and the run that results is the run that was never left, bit for bit on the CPU.
-
-Under `torchrun` every process trains, the first one writes and speaks.
+All but metrics.jsonl and tb/ are replaced whole. The checkpoint is the truth: a run that goes on from it drops the lines of
+metrics.jsonl that are ahead of it, and becomes the run that was never left, bit for bit on the CPU.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
-import os
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 import mechrl
+from mechrl.agents.paper.checkpoint import RUN, save_policy
+from mechrl.agents.paper.log import METRICS, Log
+from mechrl.agents.paper.ppo import Trainer
+from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
 from mechrl.models.base import Model
 from mechrl.reading import parse_json, read_bytes, read_json
-from mechrl.rl.env import RewardSettings
-from mechrl.rl.log import METRICS, Log
-from mechrl.rl.policy import PolicyConfig
-from mechrl.rl.ppo import Trainer
-from mechrl.rl.tasks import TaskSettings
 from mechrl.saving import Saving
 
-CHECKPOINT, RUN = "checkpoint.safetensors", "run.json"
-_FORMAT = 1
-
-
-def join_ranks(device: str) -> tuple[dist.ProcessGroup | None, str]:
-    """Under `torchrun`: the group of its processes, and this one's device. Alone: no group, and the device as it was."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None, device
-    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        dist.init_process_group("gloo")
-        return dist.group.WORLD, "cpu"
-    local, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    torch.cuda.set_device(local % n_gpus)
-    # several processes may share a GPU: one plans its circuits while another's are running. NCCL wants one process each
-    dist.init_process_group("nccl" if int(os.environ["LOCAL_WORLD_SIZE"]) <= n_gpus else "gloo")
-    return dist.group.WORLD, f"cuda:{local % n_gpus}"
-
-
-def leave_ranks(group: dist.ProcessGroup | None, status: int = 0) -> None:
-    """All ranks leave together, for a rank may crash in gloo's threads while another goes; and at once, for it may while these are taken
-    down. Everything is written by then. Alone, a process goes its own way."""
-    if group is not None:
-        with suppress(RuntimeError):  # another may have heard first that all are here, and have gone
-            dist.barrier(group)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+CHECKPOINT = "checkpoint.safetensors"
+_FORMAT = 2
 
 
 def describe(
@@ -79,14 +46,15 @@ def describe(
 ) -> dict[str, Any]:
     """What a run is. Two runs with the same description are the same run. `init_from`: checksum of the first weights' file."""
     return {
+        "agent": "paper",
         "model": model.name,
         "checksum": model.checksum,
         "device": trainer.device.type,
         "behaviours": [task.name for task in trainer.tasks],
         "task": settings.to_json(),
         "ppo": asdict(trainer.config),
-        "reward": asdict(trainer.reward),
-        "policy": asdict(trainer.policy.config),
+        "env": asdict(trainer.env.config),
+        "width": trainer.policy.width,
         "init_from": init_from,
     }
 
@@ -107,7 +75,7 @@ class Run:
         began: float | None = None,
     ) -> None:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
-        self._saving, self._log = Saving(), Log(folder, writes=trainer.rank == 0)
+        self._saving, self._log = Saving(), Log(folder)
         self._began = time.perf_counter() if began is None else began
         self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # the preparations
         self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
@@ -115,8 +83,7 @@ class Run:
             _check_continues(folder, about)
             _load(trainer, folder / CHECKPOINT)
             lines = self._lines()
-            if trainer.rank == 0:
-                write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
+            write_atomically(folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
             if lines:
                 last = parse_json(lines[-1])
                 self.passes_before, self._seconds_before = (
@@ -128,9 +95,8 @@ class Run:
                 raise MechRLError(
                     f"{folder} holds a run already; go on with it by --resume, or choose another folder"
                 )
-            if trainer.rank == 0:
-                write_atomically(folder / RUN, (json.dumps(self._about(about), indent=1) + "\n").encode())
-                write_atomically(folder / METRICS, b"")
+            write_atomically(folder / RUN, (json.dumps(self._about(about), indent=1) + "\n").encode())
+            write_atomically(folder / METRICS, b"")
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         tasks = [
@@ -147,21 +113,7 @@ class Run:
 
     def passes(self) -> float:
         """Everything spent on this run: prefilters, ceilings, training. (Multiples of a twentieth, whatever the order of adding.)"""
-        here = sum(task.engine.passes for task in self.trainer.tasks) - self._passes_at_first
-        return round(
-            self.passes_before + self._passes_at_first + self._over_ranks(here, dist.ReduceOp.SUM), 6
-        )
-
-    def agree(self, reason: int) -> int:
-        """The weightiest of all ranks' reasons to leave: a signal may reach one before the others."""
-        return int(self._over_ranks(reason, dist.ReduceOp.MAX))
-
-    def _over_ranks(self, number: float, how: dist.ReduceOp.RedOpType) -> float:
-        if self.trainer.group is None:
-            return number
-        all_of_them = torch.tensor(number, dtype=torch.float64, device=self.trainer.device)
-        dist.all_reduce(all_of_them, how, group=self.trainer.group)
-        return float(all_of_them)
+        return round(self.passes_before + sum(task.engine.passes for task in self.trainer.tasks), 6)
 
     @property
     def seconds(self) -> float:
@@ -187,26 +139,25 @@ class Run:
                 yield row
 
     def _memory(self) -> dict[str, float]:
-        """Gigabytes of GPU memory that the processes of this run have held at most, so far."""
+        """Gigabytes of GPU memory that this process has held at most, so far."""
         if self.trainer.device.type != "cuda":
             return {}
-        return {"gpu_memory": self._over_ranks(torch.cuda.max_memory_reserved() / 2**30, dist.ReduceOp.SUM)}
+        return {"gpu_memory": torch.cuda.max_memory_reserved() / 2**30}
 
     def save(self) -> bool:
         """The policy and the checkpoint, as of now. False: they could not be written, which was said; another time they may be."""
-        content = self.trainer.to_bytes()  # of all ranks
+        content = self.trainer.to_bytes()
 
         def write() -> None:
-            if content is not None:
-                self._log.flush()  # a checkpoint is never ahead of its metrics
-                self.trainer.policy.save(self.folder)
-                write_atomically(self.folder / CHECKPOINT, content)
+            self._log.flush()  # a checkpoint is never ahead of its metrics
+            save_policy(self.trainer.policy, self.folder)
+            write_atomically(self.folder / CHECKPOINT, content)
 
         self._write = write
         return self._saving.attempt(write)
 
     def missing(self) -> CannotWrite | None:
-        """Why the run as it is now is not saved, after one more attempt; None: it is. The first rank knows."""
+        """Why the run as it is now is not saved, after one more attempt; None: it is."""
         if self._saving.failed is not None:
             self._saving.attempt(self._write)
         return self._saving.failed
@@ -240,16 +191,10 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
         known = read_json(path)
-        for part, default in (
-            ("task", TaskSettings()),
-            ("reward", RewardSettings()),
-            ("policy", PolicyConfig()),
-        ):
-            known[part] = (
-                asdict(default) | known[part]
-            )  # what later versions have added was as it is by default
     except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
+    if known.get("agent") != about["agent"]:
+        raise MechRLError(f"{folder} holds a run of a retired agent; start again in another folder")
     other = list(_differences(known, json.loads(json.dumps(about))))
     if other:
         raise MechRLError(

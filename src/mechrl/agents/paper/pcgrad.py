@@ -4,7 +4,8 @@ Every gradient is projected on the *original* others, in random order, and never
 
     g_i ← g_i − (g_i · g_j) / ‖g_j‖² g_j        if g_i · g_j < 0
 
-All of that happens in the span of the gradients, so it is arithmetic on their Gram matrix: the large vectors are touched twice.
+and the projected gradients are added up. All of that happens in the span of the gradients, so it is arithmetic on their Gram matrix:
+the large vectors are touched twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechrl.rl.kernels import project
+from mechrl.agents.paper.kernels import project
 
 
 def orders(T: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,7 +6,7 @@ interest; while acting one group per state. `task` [G] says whose tables a group
     pool      sum and elementwise maximum of the table rows that a state consists of
     picks     log-probability of a pick and entropy of its distribution, from scores w · relu(first_k + shift_u)
 
-Table entries are not negative, as after a ReLU, and the last row is zero: it stands for nothing. Every sum has a fixed order, except
+Table entries are not negative, and the last row is zero: it stands for nothing. Every sum has a fixed order, except
 in the maximum's gradient: there the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
 """
 
@@ -37,7 +37,7 @@ def available(like: Tensor) -> bool:
 
 def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. The row of a maximum of 0 may be any:
-    no gradient passes a ReLU there."""
+    only the row that stands for nothing is 0."""
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
 

@@ -21,18 +21,17 @@ METRICS = "metrics.jsonl"
 
 
 class Log:
-    """`writes`: whether this process does, of the ranks of a run."""
+    """Of one run."""
 
-    def __init__(self, folder: Path, writes: bool) -> None:
-        self.path, self.writes = folder / METRICS, writes
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / METRICS
         self._board: Any = None
         self._waiting, self._saving = b"", Saving()
 
     @contextmanager
     def after(self, iteration: int) -> Iterator[Log]:
         """To be written from an iteration on."""
-        if self.writes:
-            self._to_board(lambda: self._open_board(iteration))
+        self._to_board(lambda: self._open_board(iteration))
         try:
             yield self
         finally:
@@ -41,8 +40,6 @@ class Log:
                 self._to_board(self._board.close)
 
     def write(self, row: dict[str, Any]) -> None:
-        if not self.writes:
-            return
         self._waiting += (json.dumps(row) + "\n").encode()
         self._saving.attempt(self.flush)
         for key, value in row.items():
