@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mechrl.behaviours import get_behaviour
-from mechrl.bench import bench_engine, random_gpt2_small, random_pairs, sample_masks
+from mechrl.bench.engine import bench_engine, random_gpt2_small, random_pairs, sample_masks
 from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.plan import make_plan
 from mechrl.graph import EdgeSet

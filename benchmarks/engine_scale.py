@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mechrl.bench import prompts, random_pairs
-from mechrl.bench_search import best
+from mechrl.bench.engine import prompts, random_pairs
+from mechrl.bench.search import best
 from mechrl.engine import Engine
 from mechrl.engine.estimate import estimate
 from mechrl.models import load_model

@@ -20,7 +20,7 @@ import numpy as np
 from rows import done_cells, read
 
 from mechrl.behaviours import get_behaviour
-from mechrl.evaluate.tables import NAMES
+from mechrl.experiments.compare_tables import NAMES
 from mechrl.files import write_atomically
 from mechrl.report.figures import COLOURS, MARKERS, draw
 

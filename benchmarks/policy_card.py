@@ -17,15 +17,15 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from mechrl.rl.rollout import SHIPPED, load_policy
+from mechrl.rl.tasks import task_of
+from mechrl.rl.train import METRICS, RUN, file_checksum
 from policy_smollm2 import TAU, Agent, Cell, Row, columns, deploy_rows, key, read, trading, zero_shot_table
 from policy_smollm2 import deployments as asked
 
 from mechrl import gate
 from mechrl.behaviours import behaviours
 from mechrl.models import load_model
-from mechrl.rl.rollout import SHIPPED, load_policy
-from mechrl.rl.tasks import task_of
-from mechrl.rl.train import METRICS, RUN, file_checksum
 
 _FILES = ("config.json", "model.safetensors")
 _POINTS = 12  # rows of the curve

@@ -37,6 +37,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from mechrl.rl.env import RewardSettings, Task
+from mechrl.rl.policy import Policy
+from mechrl.rl.ppo import PPOConfig, Trainer
+from mechrl.rl.rollout import Deployment, Judge, deploy_together, learned_with, load_policy, trained_with
+from mechrl.rl.tasks import TaskSettings, task_of
+from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from rows import Row, append, bring_together, claimed, done_cells, judged, keep_to_share, read, share
 
 import mechrl
@@ -44,22 +50,16 @@ from mechrl import gate
 from mechrl.behaviours import DISCOVERY_SEED, behaviours, get_behaviour
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError
-from mechrl.evaluate import paper
-from mechrl.evaluate.compare import read_agent
-from mechrl.evaluate.reproduce import choose
-from mechrl.evaluate.run import Gated
-from mechrl.evaluate.spread import Spread
+from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.compare import read_agent
+from mechrl.experiments.reproduce import choose
+from mechrl.experiments.workshop import Gated
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.models.loading import resolve_device
 from mechrl.report.figures import BLUE, RED, draw
-from mechrl.rl.env import RewardSettings, Task
-from mechrl.rl.policy import Policy
-from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import Deployment, Judge, deploy_together, learned_with, load_policy, trained_with
-from mechrl.rl.tasks import TaskSettings, task_of
-from mechrl.rl.train import CHECKPOINT, METRICS, RUN, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted
+from mechrl.stats import Spread
 
 TAU = 0.9
 KEY = (

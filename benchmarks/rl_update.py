@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 import torch
-
 from mechrl.rl.env import BATCH_SIZES, MAX_PICKS, PAPERS_TYPES
 from mechrl.rl.features import N_EDGE, N_NODE, look
 from mechrl.rl.policy import Policy, PolicyConfig, Record, States, Tables

@@ -33,12 +33,12 @@ from mechrl.behaviours import TEST_SEED, behaviours, get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.evaluate.benchmark_metrics import benchmark_metrics
-from mechrl.evaluate.spread import Spread
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.run import Settings, prepare
+from mechrl.stats import Spread
+from mechrl.validity.benchmark_metrics import benchmark_metrics
 
 GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # of the table by pairs
 SHARP = (  # their circuits have at most a few hundred edges; the others come last in the table of fresh pairs, where they take long

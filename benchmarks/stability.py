@@ -20,7 +20,7 @@ import numpy as np
 from plane import METHODS, TARGETS, label, quartiles
 from rows import Row
 
-from mechrl.evaluate.stability import chance_of
+from mechrl.validity.stability import chance_of
 
 HERE = Path(__file__).parent
 Found = dict[str, dict[str, list[Row]]]  # by method and behaviour, a row a draw

@@ -27,13 +27,13 @@ from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import TEST_SEED, Behaviour, Pairs
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
-from mechrl.evaluate.benchmark_metrics import FRACTIONS, benchmark_metrics
-from mechrl.evaluate.rankings import RANKINGS, ranking
-from mechrl.evaluate.spread import Spread
-from mechrl.evaluate.stability import FEWEST, chance_of, jaccard
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.run import Settings, search
+from mechrl.stats import Spread
+from mechrl.validity.benchmark_metrics import FRACTIONS, benchmark_metrics
+from mechrl.validity.rankings import RANKINGS, ranking
+from mechrl.validity.stability import FEWEST, chance_of, jaccard
 
 PAIRS = 20
 TAU = 0.9

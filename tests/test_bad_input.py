@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from mechrl import cli
+from mechrl.cli import app as cli
+from mechrl.cli.terminal import Live, answer, answer_table
+from mechrl.messages import plain, say
 from mechrl.models import load_model, resolve_device
 from mechrl.models.base import Model
-from mechrl.terminal import Live, answer, answer_table, plain, say
 from tests.viewer.circuits import SMALL, random_circuit
 
 ESCAPE = "\x1b[31mred\x07\x9b2J\n"  # colours, rings, clears the screen, and begins a new line
@@ -207,7 +208,7 @@ def test_models_that_are_none(
 ) -> None:
     """Known only after the behaviour and, for policies, the policy are: both are fine here."""
     policy = (
-        ["--policy", str(Path(cli.__file__).parent / "rl" / "policies" / "toy")]
+        ["--policy", str(Path(cli.__file__).parents[1] / "rl" / "policies" / "toy")]
         if command[0] in ("deploy", "adapt")
         else []
     )

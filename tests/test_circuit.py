@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mechrl.files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MechRLError, match="No space left"):
         circuit(seed=2).save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
@@ -129,7 +130,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mechrl.files.os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "circuit.json", b"half")
     assert not list(tmp_path.iterdir())

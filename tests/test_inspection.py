@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mechrl import cli
 from mechrl.behaviours import Behaviour, get_behaviour
+from mechrl.cli import app as cli
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.inspection import inspect

@@ -13,17 +13,16 @@ import pytest
 from safetensors.torch import load_file
 
 from mechrl.circuit import Circuit
-from mechrl.sealed import read_sealed
+from mechrl.files.sealed import read_sealed
 from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model
 
 # States are first saved after ten seconds, which these runs do not take: here after every step.
 RUN = """
-from mechrl import cli
-from mechrl.agents.planner import discover_command
-from mechrl.search import command
-command._SAVE_EVERY = discover_command._SAVE_EVERY = 0.0
+from mechrl.cli import app as cli
+from mechrl.cli import discover, search
+search._SAVE_EVERY = discover._SAVE_EVERY = 0.0
 cli.main()
 """
 MODEL = ["--model", "model", "--device", "cpu", "--force"]
@@ -127,10 +126,10 @@ def left_behind() -> list[str]:
 # Small walks in a random model, which no gate would let pass, done by the process itself: killed workers are test_work's.
 PLANNER_RUN = """
 from functools import partial
-from mechrl import cli
+from mechrl.cli import app as cli
 from mechrl.agents.planner import collect
-from mechrl.evaluate.run import Gated, Workshop
-from mechrl.evaluate.work import Desk
+from mechrl.experiments.workshop import Gated, Workshop
+from mechrl.experiments.work import Desk
 few = dict(pairs=4, fresh=4, singles=8, additions=4, sets=6, mixed=4, outside=40)
 collect.CollectSettings = partial(collect.CollectSettings, **few)
 Workshop.gate = lambda self, names: Gated({"model": self.model, "checksum": ""}, {}, names.split(","), {}, {})

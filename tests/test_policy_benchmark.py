@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-
-from mechrl.behaviours import Behaviour, get_behaviour
-from mechrl.models import load_model
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, discover, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings, task_of
 from mechrl.rl.train import Run, describe
+
+from mechrl.behaviours import Behaviour, get_behaviour
+from mechrl.models import load_model
 from tests.search.model import write_model
 
 ROOT = Path(__file__).parents[1]

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-
-from mechrl import cli
-from mechrl.agents.planner.fit import FitSettings
-from mechrl.agents.planner.session import DiscoverSettings
-from mechrl.errors import MechRLError
-from mechrl.evaluate.compare import parse_seeds
 from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.rollout import Deployment
+
+from mechrl.agents.planner.fit import FitSettings
+from mechrl.agents.planner.session import DiscoverSettings
+from mechrl.cli import app as cli
+from mechrl.errors import MechRLError
+from mechrl.experiments.compare import parse_seeds
 from mechrl.search.run import Settings
-from tests.test_cli import every_command
+from tests.cli.test_app import every_command
 from tests.viewer.circuits import SMALL, random_circuit
 
 # what a command cannot do without
@@ -59,7 +59,7 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("mechrl.models.load_model", "mechrl.circuit.Circuit.load", "mechrl.rl.rollout.load_policy"):
         monkeypatch.setattr(name, load)
-    monkeypatch.setattr("mechrl.evaluate.work.run", load)
+    monkeypatch.setattr("mechrl.experiments.work.run", load)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from mechrl.behaviours import get_behaviour as behaviour
     from mechrl.circuit import Circuit
     from mechrl.errors import MechRLError
-    from mechrl.evaluate.validity import Validity
     from mechrl.gate import judge
     from mechrl.models import Model, load_model
+    from mechrl.validity.checks import Validity
 
 # Threads that wait for work must sleep, not spin: with another busy process on the machine, spinning made a run of many small
 # operations 27 times slower. Only OpenMP's first start reads it, so it has to be said before torch is imported.
@@ -69,21 +69,26 @@ def discover(
     report: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Circuit:
-    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
+    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by the paper's agent.
 
-    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
-    planner, policy: the folder of one; by default the one that comes with MechRL.
+    method: `planner`; `paper`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
+    planner: the folder of one; by default one that comes with MechRL.
+    policy: the folder of the paper's agent's, which `mechrl train` writes.
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.run.Settings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
+    `mechrl.search.run.Settings`, for the paper's agent `tau`, `rollouts` and `seed`, and `pairs` and `k`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
 
-    for name, given in (("planner", planner), ("policy", policy)):
-        if given is not None and method != name:
+    for name, given, agent in (("planner", planner, "planner"), ("policy", policy, "paper")):
+        if given is not None and method != agent:
             raise MechRLError(f"{method} needs no {name}; leave one of them out")
+    if method == "paper" and policy is None:
+        raise MechRLError(
+            "the paper's agent needs a policy: train one with `mechrl train` and give its folder"
+        )
     if not force:
         gate.check(model, behaviour)
     if method == "planner":
@@ -99,7 +104,7 @@ def discover(
             DiscoverSettings(**settings),
             lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
         )
-    if method != "policy":
+    if method != "paper":
         from mechrl.search.run import Settings, search
 
         chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
@@ -112,18 +117,14 @@ def discover(
 
     from dataclasses import replace
 
-    from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
-    from mechrl.rl.rollout import discover as by_policy
+    from mechrl.agents.paper.checkpoint import load_policy, trained_with
+    from mechrl.agents.paper.deploy import discover as by_paper
 
-    of_task: dict[str, Any] = {"pairs": 20, "half": False}
-    of_task |= {name: settings.pop(name) for name in ("pairs", "k", "prefilter", "half") if name in settings}
-    deployment = Deployment(**settings)
-    folder = shipped_policy(model.name) if policy is None else Path(policy)
-    agent = load_policy(folder, model.device)
-    task, reward = trained_with(folder, deployment.tau)
-    return by_policy(
-        model, behaviour, agent, deployment, replace(task, **of_task), reward, lambda step, line: report(line)
-    )
+    folder = Path(str(policy))
+    pruner = load_policy(folder, model.device)
+    task, env = trained_with(folder)
+    task = replace(task, **{name: settings.pop(name) for name in ("pairs", "k") if name in settings})
+    return by_paper(model, behaviour, pruner, task, env, report=lambda step, line: report(line), **settings)
 
 
 def validate(
@@ -139,8 +140,8 @@ def validate(
 
     random: circuits of each kind to hold it against.
     """
-    from mechrl.evaluate.setting import Setting
-    from mechrl.evaluate.verdict import validate_and_judge
+    from mechrl.validity.setting import Setting
+    from mechrl.validity.verdict import validate_and_judge
 
     return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, report)
 

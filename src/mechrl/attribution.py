@@ -35,9 +35,8 @@ from mechrl.engine import Engine
 from mechrl.engine.readout import Objective
 from mechrl.engine.rules import GIM, RELP, Rules
 from mechrl.errors import MechRLError
-from mechrl.files import CannotWrite, write_atomically
-from mechrl.files import cache as cache_folder
-from mechrl.sealed import read_sealed, sealed
+from mechrl.files import CannotWrite, cache_folder, write_atomically
+from mechrl.files.sealed import read_sealed, sealed
 
 # Where the integration stands at its m steps: the paper and the current public code of EAP-IG take k = 0 … m−1 of m (the corrupted
 # end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).

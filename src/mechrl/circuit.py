@@ -16,11 +16,11 @@ import mechrl
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import read_json
 from mechrl.graph import Graph, checked_graph
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS
 from mechrl.ranges import MOST_PAIRS
-from mechrl.reading import read_json
 
 FORMAT = 1
 
@@ -84,9 +84,7 @@ class Circuit:
 
     def _repr_html_(self) -> str:
         """In a notebook: the viewer, without what needs the model (`mechrl.show` has that)."""
-        from mechrl.viewer import circuit_html
-
-        return circuit_html(self)
+        return mechrl.show(self).html
 
     def __len__(self) -> int:
         """Raw size: all kept edges."""

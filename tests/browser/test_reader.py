@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mechrl.behaviours import get_behaviour
+from mechrl.cli.view import notes_file, read_notes
 from mechrl.models import load_model
 from mechrl.viewer import page
-from mechrl.viewer.command import notes_file, read_notes
 from mechrl.viewer.data import circuit_data
 from tests.browser.test_viewer import drawn, shown, slide
 from tests.viewer.circuits import GPT2, SMOLLM2, random_circuit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mechrl.evaluate.reproduce import Plan
-from mechrl.evaluate.write import write_report
-from tests.evaluate.made_up import made_up
+from mechrl.experiments.reproduce import Plan
+from mechrl.experiments.write import write_report
+from tests.experiments.made_up import made_up
 
 
 @pytest.mark.parametrize("model", ["gpt2", "other"])

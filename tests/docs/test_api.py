@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-import mechrl
-from mechrl import cli
-from mechrl.circuit import Circuit
-from mechrl.errors import MechRLError
 from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
 from mechrl.rl.rollout import discover as by_policy
+
+import mechrl
+from mechrl.circuit import Circuit
+from mechrl.cli import app as cli
+from mechrl.errors import MechRLError
 from mechrl.search.run import Settings, search
 
 

@@ -123,7 +123,7 @@ def commands() -> list[tuple[str, str]]:
 
 def parse(arguments: list[str]) -> None:
     """As `mechrl ARGUMENTS` does before it begins to work."""
-    from mechrl.cli import app
+    from mechrl.cli.app import app
 
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
@@ -201,7 +201,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_every_command_is_in_the_index() -> None:
-    from mechrl.cli import app
+    from mechrl.cli.app import app
 
     group: Any = typer.main.get_command(app)
     listed = set(re.findall(r"`mechrl (\w+)`", (ROOT / "docs" / "index.md").read_text()))

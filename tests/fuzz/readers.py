@@ -17,17 +17,6 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-
-from mechrl import attribution
-from mechrl.behaviours import PARTS, load_behaviour
-from mechrl.circuit import Circuit
-from mechrl.engine import Engine
-from mechrl.engine.ledger import Ledger
-from mechrl.errors import MechRLError
-from mechrl.evaluate.compare import rows
-from mechrl.evaluate.work import Cell, Place
-from mechrl.models import load_model
-from mechrl.models.gguf import byte_level_bpe
 from mechrl.rl.env import RewardSettings, make_task
 from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, PolicyConfig
@@ -35,10 +24,21 @@ from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import learned_with, load_policy, trained_with
 from mechrl.rl.tasks import TaskSettings
 from mechrl.rl.train import Run, _check_continues, _load, describe
-from mechrl.sealed import sealed
+
+from mechrl import attribution
+from mechrl.behaviours import PARTS, load_behaviour
+from mechrl.circuit import Circuit
+from mechrl.cli.view import read_notes
+from mechrl.engine import Engine
+from mechrl.engine.ledger import Ledger
+from mechrl.errors import MechRLError
+from mechrl.experiments.compare import rows
+from mechrl.experiments.work import Cell, Place
+from mechrl.files.sealed import sealed
+from mechrl.models import load_model
+from mechrl.models.gguf import byte_level_bpe
 from mechrl.search.problem import State
 from mechrl.search.run import Settings, check_continues
-from mechrl.viewer.command import read_notes
 from tests.behaviours.tokenizers import gpt2, word_level
 from tests.fuzz import planner
 from tests.tiny import TinyPairs, tiny

@@ -418,11 +418,11 @@ def test_what_the_hub_refuses(monkeypatch) -> None:
 def test_smollm2_cache_folder(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert smollm2.cache() == tmp_path / "own"
+    assert smollm2.cache_folder() == tmp_path / "own"
     monkeypatch.delenv("MECHRL_CACHE")
-    assert smollm2.cache() == tmp_path / "xdg" / "mechrl"
+    assert smollm2.cache_folder() == tmp_path / "xdg" / "mechrl"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert smollm2.cache() == Path.home() / ".cache" / "mechrl"
+    assert smollm2.cache_folder() == Path.home() / ".cache" / "mechrl"
 
 
 @pytest.fixture

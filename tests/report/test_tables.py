@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from mechrl.evaluate.spread import Spread
 from mechrl.report.tables import Column, Table, dumps, show
+from mechrl.stats import Spread
 
 TABLE = Table(
     "t",

@@ -19,7 +19,7 @@ from typing import TypeVar
 from mechrl.behaviours.base import METRICS, PARTS, Behaviour, Metric, Part, Row
 from mechrl.behaviours.together import together
 from mechrl.errors import MechRLError
-from mechrl.reading import read_bytes
+from mechrl.files.reading import read_bytes
 
 T = TypeVar("T")
 

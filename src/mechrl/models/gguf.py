@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from mechrl.errors import MechRLError
+from mechrl.files.reading import check_regular
 from mechrl.models.config import Config, read_config
 from mechrl.models.tokenizer import Tokenizer
-from mechrl.reading import check_regular
 
 # GGUF's names of a block's parts -> Hugging Face's; each has a weight and may have a bias
 _PARTS = {

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from mechrl.errors import MechRLError
+from mechrl.files.reading import check_regular, parse_json, read_bytes
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
 from mechrl.models.config import Config, read_config
 from mechrl.models.tokenizer import PROMPT_OPENER, Bos, Tokenizer
 from mechrl.names import GPT2, check_model
-from mechrl.reading import check_regular, parse_json, read_bytes
 
 Parts = tuple[Config, dict[str, Tensor], Tokenizer | None]
 

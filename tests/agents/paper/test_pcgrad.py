@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechrl.rl import pcgrad as module
+from mechrl.agents.paper import pcgrad as module
 
 
 def pcgrad(gradients: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -173,7 +173,9 @@ def test_the_readable_policy_draws_what_it_says(tasks):
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         drawn = [policy.decide(s, generator=g).action.type for _ in range(400)]
-        of_types = policy.type_log_probs(policy.pool(policy.embed_edges(s), policy.embed_nodes(s), s.globals), 30)
+        of_types = policy.type_log_probs(
+            policy.pool(policy.embed_edges(s), policy.embed_nodes(s), s.globals), 30
+        )
     assert np.bincount(drawn, minlength=6) / 400 == pytest.approx(of_types.exp().numpy(), abs=0.08)
 
 

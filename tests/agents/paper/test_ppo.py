@@ -1,41 +1,31 @@
-"""Training: closed forms, PPO's gradient without conflicts, exact resume, and a problem that must be solved."""
+"""Training: closed forms, PPO's gradient without conflicts, exact resume, and what is logged."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
+from mechrl.agents.paper.env import EnvConfig
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.policy_batched import Layout
+from mechrl.agents.paper.ppo import PPOConfig, Rollout, Trainer, gae, whiten
 from mechrl.errors import MechRLError
-from mechrl.rl import policy
-from mechrl.rl.env import Actions, RewardSettings
-from mechrl.rl.policy import Policy, PolicyConfig
-from mechrl.rl.ppo import PPOConfig, Rollout, Trainer, gae, whiten
-from tests.rl import slow_policy
-from tests.rl.tasks import small_task
+from mechrl.files import write_atomically
+from tests.agents.paper.tasks import small_task
+from tests.agents.paper.test_policy import slowly
 
-REWARD = RewardSettings(max_steps=8, tau_low=0.0)
-LOOKS_AGAIN = replace(REWARD, look_again=0.9, best_so_far=True)
+ENV = EnvConfig(max_steps=8)
 SMALL = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
 
 
-def trainer(
-    config: PPOConfig = SMALL,
-    seed: int = 0,
-    group: dist.ProcessGroup | None = None,
-    reward: RewardSettings = REWARD,
-) -> Trainer:
-    tasks = [small_task("gpt2", 40, settings=reward), small_task("llama-gqa", 33, 1, reward)]
+def trainer(config: PPOConfig = SMALL, seed: int = 0) -> Trainer:
+    tasks = [small_task("gpt2", 40, config=ENV), small_task("llama-gqa", 33, 1, ENV)]
     torch.manual_seed(seed)
-    return Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), group=group)
+    return Trainer(tasks, config, ENV, Policy(16))
 
 
 def test_gae_in_closed_form():
@@ -66,76 +56,63 @@ def in_double(run: Trainer) -> Rollout:
     """A rollout, and from then on everything in float64."""
     with torch.no_grad():
         run.policy.type_head.second.bias.zero_()  # all types occur
-    rollout = run._collect({})
-    assert rollout is not None
+    rollout, _ = run.collect()
     run.policy.double()
     with torch.no_grad():
+        g = torch.Generator().manual_seed(1)
         for p in run.policy.parameters():
-            p.add_(
-                0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-            )  # so that ratios differ
+            p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))  # so that ratios differ
     t = run.tables
     run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
-    states = rollout.record.states
-    states = replace(
-        states, globals=states.globals.double(), looks=None if states.looks is None else states.looks.double()
-    )
+    states = replace(rollout.record.states, globals=rollout.record.states.globals.double())
     numbers = {name: getattr(rollout, name).double() for name in ("log_prob", "advantage", "target")}
     return replace(rollout, record=replace(rollout.record, states=states), **numbers)
 
 
-def naive_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
-    """[P] PPO's loss on these samples as it is written in the papers, and its backward pass."""
+def slow_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
+    """[P] PPO's loss on these samples as the papers write it, by the readable policy, and its backward pass."""
+    from mechrl.agents.paper.env import Actions
+
     config, record = run.config, rollout.record
-    states, actions = (
-        record.states[torch.from_numpy(rows)],
-        (record.kind[rows], record.edges[rows], record.node[rows]),
-    )
-    if states.looks is None:
-        now = run.policy.evaluate(run.tables, states, *actions)
-    else:  # one sample at a time
-        now = slow_policy.evaluate(run.policy, run.tables, states, Actions(*(x.numpy() for x in actions)))
+    actions = Actions(*(x[rows].numpy() for x in (record.kind, record.edges, record.node)))
+    now = slowly(run.policy, run.tables, record.states[torch.from_numpy(rows)], actions)
     ratio = (now.log_prob - rollout.log_prob[rows]).exp()
     A = rollout.advantage[rows]
     policy = -torch.minimum(ratio * A, ratio.clamp(1 - config.clip, 1 + config.clip) * A).mean()
     value = 0.5 * (now.value - rollout.target[rows]).square().mean()
-    loss = policy + config.value * value - config.entropy * now.entropy.mean()
+    entropies = now.type_entropy.mean(), now.pick_entropy.mean()
+    loss = policy + config.value * value - config.entropy * sum(entropies)
     parts = torch.autograd.grad(loss, run.parameters, allow_unused=True)
     flat = [
         torch.zeros_like(p).flatten() if g is None else g.flatten()
         for p, g in zip(run.parameters, parts, strict=True)
     ]
     kl, clipped = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > config.clip).double().mean()
-    return torch.cat(flat), [x.item() for x in (policy, value, now.entropy.mean(), kl, clipped)]
+    return torch.cat(flat), [x.item() for x in (policy, value, *entropies, kl, clipped)]
 
 
-@pytest.mark.parametrize("edges", [2**18, 50, 1], ids=["all at once", "in parts", "one by one"])
-@pytest.mark.parametrize("reward", [REWARD, LOOKS_AGAIN], ids=["papers", "looks again"])
 @pytest.mark.parametrize("size", [1, 5, 32])
-def test_one_backward_pass_gives_every_behaviours_gradient(size, reward, edges, monkeypatch):
-    monkeypatch.setattr(policy, "_EDGES_AT_ONCE", edges)
-    run = trainer(reward=reward)
+def test_one_backward_pass_gives_every_behaviours_gradient(size):
+    run = trainer()
     rollout = in_double(run)
     rows = np.random.default_rng(0).permutation(32)[:size]
-    gradients, scalars = run._gradients(rollout, run._layouts(rollout, rows))
-    for t in range(2):
+    layout = Layout.of(rollout.task, rollout.kind, rows, "cpu")
+    gradients, scalars = run.gradients(rollout, layout)
+    assert layout.groups.tolist() == sorted(set(rollout.task[rows]))
+    for t, gradient in zip(layout.groups.tolist(), gradients, strict=True):
         mine = rows[rollout.task[rows] == t]
-        expected = (
-            naive_gradient(run, rollout, mine)[0] * len(mine) / size
-            if len(mine)
-            else torch.zeros_like(gradients[t])
-        )
-        assert torch.allclose(gradients[t], expected, rtol=0, atol=1e-12)
-    whole, means = naive_gradient(run, rollout, rows)
+        expected = slow_gradient(run, rollout, mine)[0] * len(mine) / size
+        assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
+    whole, means = slow_gradient(run, rollout, rows)
     assert torch.allclose(gradients.sum(0), whole, rtol=0, atol=1e-12)  # without conflicts it is PPO's
     assert scalars.tolist() == pytest.approx(means, abs=1e-12)
     if size == 32:
-        assert len(set(rollout.kind)) == 6 and 0 < means[4] < 1
+        assert len(set(rollout.kind)) == 6 and 0 < means[5] < 1
 
 
 def timeless(row: dict) -> dict:
-    """Without what depends on the clock, and what there is nothing to say about."""
-    return {key: value for key, value in row.items() if not key.startswith("time/") and value is not None}
+    """Without what depends on the clock."""
+    return {key: value for key, value in row.items() if not key.startswith("time/")}
 
 
 def test_ended_episodes_are_reported_by_behaviour():
@@ -144,25 +121,38 @@ def test_ended_episodes_are_reported_by_behaviour():
     for row in rows:
         names = [task.name for task in run.tasks if f"behaviour/{task.name}/f" in row]
         assert bool(names) == bool(row["episodes"])
-        for key in ("return", "f", "edges"):
+        for key in ("return", "f", "edges", "length"):
             parts = [row[f"behaviour/{name}/{key}"] for name in names]
             assert not parts or min(parts) - 1e-9 <= row[f"episode/{key}"] <= max(parts) + 1e-9
+        assert 0 <= row["rollout/stop_share"] <= 1
     assert any(row["episodes"] for row in rows)
 
 
-@pytest.mark.parametrize("reward", [REWARD, LOOKS_AGAIN], ids=["papers", "looks again"])
-def test_resume_equals_a_straight_run(tmp_path, reward):
-    straight = trainer(reward=reward)
+def test_lengths_and_stops_are_counted():
+    """An agent that does nothing but stop ends every episode before its first step; one that never does after the last."""
+    for bias, length, share in ((50.0, 0, 1.0), (-50.0, ENV.max_steps, 0.0)):
+        run = trainer()
+        with torch.no_grad():
+            run.policy.type_head.second.bias[0] = bias
+            run.policy.type_head.second.bias[1] = 20.0  # one edge at a time: there are always enough
+        rows = [run.collect()[1] for _ in range(3)]
+        assert {row["rollout/stop_share"] for row in rows} == {share}
+        assert {row["episode/length"] for row in rows} - {None} == {length}
+
+
+def save(run: Trainer, path: Path) -> None:
+    write_atomically(path, run.to_bytes())
+
+
+def test_resume_equals_a_straight_run(tmp_path):
+    straight = trainer()
     rows = list(straight.run())
-    env = straight.env
-    assert (
-        reward is REWARD or (env.looked < [straight.tasks[t].K for t in env.task]).any()
-    )  # in the middle of an episode
-    first = trainer(reward=reward)
+    first = trainer()
     part = first.run()
     before = [next(part), next(part)]
-    first.save(tmp_path / "run.safetensors")
-    second = trainer(seed=5, reward=reward)  # other weights, to be overwritten
+    assert (first.env.step_count > 0).any()  # in the middle of an episode
+    save(first, tmp_path / "run.safetensors")
+    second = trainer(seed=5)  # other weights, to be overwritten
     second.load(tmp_path / "run.safetensors")
     after = list(second.run())
     assert [timeless(r) for r in before + after] == [timeless(r) for r in rows]
@@ -170,54 +160,22 @@ def test_resume_equals_a_straight_run(tmp_path, reward):
     for a, b in zip(straight.parameters, second.parameters, strict=True):
         assert torch.equal(a, b)
     with pytest.raises(MechRLError, match="other settings"):
-        trainer(replace(SMALL, gamma=0.5), reward=reward).load(tmp_path / "run.safetensors")
+        trainer(replace(SMALL, gamma=0.5)).load(tmp_path / "run.safetensors")
 
 
-def test_a_checkpoint_without_all_of_the_environment_is_refused(tmp_path, monkeypatch):
-    """As an older version wrote it."""
-    monkeypatch.setattr("mechrl.rl.ppo.STATE", ("task", "mask"))
-    trainer().save(tmp_path / "run.safetensors")
-    monkeypatch.undo()
-    with pytest.raises(MechRLError, match="older version"):
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path, monkeypatch):
+    run = trainer()
+    next(run.run())
+    run.env.mask = run.env.mask[:, :-1]
+    save(run, tmp_path / "run.safetensors")
+    with pytest.raises(ValueError, match=r"env\.mask"):
         trainer().load(tmp_path / "run.safetensors")
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    """From a checkpoint that one process wrote to one that two wrote, which one can read."""
-    alone = trainer(reward=LOOKS_AGAIN)
-    steps = alone.run()
-    next(steps)
-    alone.save(tmp_path / "start.safetensors")
-    expected = [timeless(row) for row in steps]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "tests.rl.two_ranks",
-    ]
-    where = {"cwd": Path(__file__).parents[2], "env": os.environ | {"OMP_NUM_THREADS": "1"}}
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=100, **where)
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        rows, n, world = json.loads((tmp_path / f"rows{rank}.json").read_text())
-        assert (n, world) == (4, 2)
-        for row, wanted in zip(rows, expected, strict=True):  # the first decides and reports
-            assert row == (
-                pytest.approx(wanted, rel=1e-9, abs=1e-12)
-                if rank == 0
-                else {"iteration": wanted["iteration"]}
-            )
-    together = trainer(reward=LOOKS_AGAIN)
-    together.load(tmp_path / "end.safetensors")
-    for a, b in zip(alone.parameters, together.parameters, strict=True):
-        assert torch.equal(a, b)
-    for name in ("task", "mask", "f", "step_count", "episode", "scores", "looked"):
-        assert np.allclose(getattr(alone.env, name), getattr(together.env, name), atol=1e-12)
+def test_the_learning_rate_falls_to_zero_linearly():
+    assert [row["learning_rate"] for row in trainer().run()] == pytest.approx(
+        [2.5e-4 * (1 - i / 4) for i in range(4)]
+    )
 
 
 def test_odd_sizes_are_refused():

@@ -15,8 +15,8 @@ from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import made_of, read_json
 from mechrl.ranges import MOST_WIDTH
-from mechrl.reading import made_of, read_json
 
 CONFIG, WEIGHTS, RUN = "config.json", "model.safetensors", "run.json"
 _AGENT = "paper"
@@ -33,7 +33,9 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
     """The policy in a folder; one line for people when the folder is not what it should be."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise MechRLError(f"{folder}: not a policy's folder, {name} is missing; `mechrl train` writes one")
+            raise MechRLError(
+                f"{folder}: not a policy's folder, {name} is missing; `mechrl train` writes one"
+            )
     try:
         config = read_json(folder / CONFIG)
         if "stop_bias" in config:  # what older versions wrote

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from mechrl.agents.paper.env import BATCH_SIZES, MAX_PICKS, NODE, STATE, STOP, Actions, EnvConfig, Task, VectorEnv
+from mechrl.agents.paper.env import (
+    BATCH_SIZES,
+    MAX_PICKS,
+    NODE,
+    STATE,
+    STOP,
+    Actions,
+    EnvConfig,
+    Task,
+    VectorEnv,
+)
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.policy_batched import Actor, States, Tables
 from mechrl.agents.paper.tasks import TaskSettings, task_of
@@ -25,11 +35,11 @@ from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, Behaviour
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import parse_json
+from mechrl.files.saving import Saving
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
-from mechrl.reading import parse_json
-from mechrl.saving import Saving
-from mechrl.sealed import read_sealed, sealed
 from mechrl.search.problem import Interrupted
 from mechrl.search.run import fresh
 
@@ -93,7 +103,9 @@ class Rollouts:
         while self.running.any():
             self.step()
             edges, f = self.env.mask.sum(1).mean(), self.env.f.mean()
-            report(len(self.actions), f"step {len(self.actions)}, {edges:,.0f} edges left, f {f:.3f} on average")
+            report(
+                len(self.actions), f"step {len(self.actions)}, {edges:,.0f} edges left, f {f:.3f} on average"
+            )
             asked = stopping()  # once: it may become true between two looks
             if path is not None and (asked or time.monotonic() - last > _SAVE_EVERY):
                 content, last = self._to_bytes(), time.monotonic()
@@ -129,11 +141,19 @@ class Rollouts:
 
     def _of(self) -> dict[str, np.ndarray]:
         """Whose rollouts these are."""
-        return {"candidates": self.task.candidates, "tau": np.array(self.task.tau), "seed": np.array([self.n, self.seed])}
+        return {
+            "candidates": self.task.candidates,
+            "tau": np.array(self.task.tau),
+            "seed": np.array([self.n, self.seed]),
+        }
 
     def _to_bytes(self) -> bytes:
         arrays = self._of() | {f"env.{name}": getattr(self.env, name) for name in STATE}
-        arrays |= {"running": self.running, "f": np.array(self.f), "generator": self.generator.get_state().numpy()}
+        arrays |= {
+            "running": self.running,
+            "f": np.array(self.f),
+            "generator": self.generator.get_state().numpy(),
+        }
         arrays |= {name: np.array([getattr(a, name) for a in self.actions]) for name in _HISTORY[:3]}
         seconds = self._seconds + time.perf_counter() - self._began
         spent = {"passes": self.task.engine.passes - self._passes, "seconds": seconds}
@@ -143,7 +163,9 @@ class Rollouts:
         arrays, texts = read_sealed(path)
         spent = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
         same = all(np.array_equal(arrays[key], value) for key, value in self._of().items())
-        shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {"running": self.running.shape}
+        shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {
+            "running": self.running.shape
+        }
         steps = len(arrays["type"])
         shapes |= {"type": (steps, self.n + 1), "edges": (steps, self.n + 1, MAX_PICKS)}
         shapes |= {"node": (steps, self.n + 1), "f": (steps + 1, self.n + 1)}
@@ -153,7 +175,9 @@ class Rollouts:
         for name in STATE:
             setattr(self.env, name, arrays[f"env.{name}"].copy())
         self.running, self.f = arrays["running"].copy(), list(arrays["f"])
-        self.actions = [Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY[:3]), strict=True)]
+        self.actions = [
+            Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY[:3]), strict=True)
+        ]
         self.task.engine.ledger.restore(self._passes + spent["passes"])
         self._seconds = spent["seconds"]
 
@@ -166,7 +190,7 @@ def discover(
     env: EnvConfig = EnvConfig(),  # noqa: B008 (frozen)
     **more: Any,
 ) -> Circuit:
-    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice. `more`: see `deploy`."""
+    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice. `more`: as `deploy`."""
     began = time.perf_counter()
     task = task_of(model, behaviour, settings, env)
     return deploy(model, behaviour, task, policy, settings, env, began=began, **more)

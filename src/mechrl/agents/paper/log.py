@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.files import CannotWrite, advice
-from mechrl.saving import Saving
-from mechrl.terminal import say
+from mechrl.files.saving import Saving
+from mechrl.messages import say
 
 METRICS = "metrics.jsonl"
 

@@ -222,8 +222,8 @@ class Trunk:
         return rows @ self.weights["node_head.first.weight"][..., : rows.shape[2]].mT
 
     def edge_head(self, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """First layer on the edges [G, H, K] and on the contexts [G, U, H], to be added; second layer [G, H]. The second layer's bias raises
-        all scores alike: no probability depends on it."""
+        """First layer on the edges [G, H, K] and on the contexts [G, U, H], to be added; second layer [G, H]. Its bias raises all
+        scores alike: no probability depends on it."""
         weight = self._weight("edge_head.second.weight", len(context))
         return self._edge_first, self._shift("edge_head", context), weight[:, 0]
 
@@ -308,7 +308,9 @@ def act(trunk: Trunk, tables: Tables, states: States, noise: Noise) -> tuple[Ten
         """[1, n, H]"""
         edges = trunk.pool_edges(edge_rows[rows][:, None], task[rows], one[rows])
         pooled = [x.transpose(0, 1) for x in (*edges, *(x[rows] for x in nodes))]
-        return trunk.context(task[rows][None], (pooled[0], pooled[1]), (pooled[2], pooled[3]), present[rows][None])
+        return trunk.context(
+            task[rows][None], (pooled[0], pooled[1]), (pooled[2], pooled[3]), present[rows][None]
+        )
 
     rows: slice | Tensor = slice(None)
     context = context_of(rows)
@@ -499,9 +501,7 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
         c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
         # padding may choose among all components: there is always one, and its probability goes nowhere
         legal = (node_alive.gather(1, wide) > 0) | ~real[..., None]
-        of_nodes = trunk.node_log_probs(
-            group[:, None].expand_as(column), node_rows.gather(1, wide), c, legal
-        )
+        of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), node_rows.gather(1, wide), c, legal)
         node = torch.where(real, record.node[own_row.gather(1, column)], 0)
         log_prob = log_prob.scatter_add(1, column, torch.where(real, chosen(of_nodes, node), 0.0))
         pick_entropy = pick_entropy.scatter_add(1, column, torch.where(real, entropy(of_nodes), 0.0))

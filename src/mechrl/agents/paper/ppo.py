@@ -1,9 +1,9 @@
 """Training: PPO with GAE and PCGrad on many behaviours at once (the paper's section 3.4 and its hyperparameters), from top to bottom.
 
-    1. A rollout of 512 transitions, shared by a few environments. Each episode draws its behaviour.
-    2. Advantages by GAE, whitened within each behaviour. Running out of steps is part of the task and visible in the state: terminal.
-    3. Four epochs of four minibatches. Each minibatch gives one gradient per behaviour in it, weighted by its share of the samples;
-       PCGrad removes their conflicts and adds them up. Without conflicts that is the ordinary PPO gradient.
+1. A rollout of 512 transitions, shared by a few environments. Each episode draws its behaviour.
+2. Advantages by GAE, whitened within each behaviour. Running out of steps is part of the task and visible in the state: terminal.
+3. Four epochs of four minibatches. Each minibatch gives one gradient per behaviour in it, weighted by its share of the samples;
+   PCGrad removes their conflicts and adds them up. Without conflicts that is the ordinary PPO gradient.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from mechrl.agents.paper.policy_batched import (
     replay,
 )
 from mechrl.errors import MechRLError
+from mechrl.files.reading import parse_json
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.ranges import check_seed
-from mechrl.reading import parse_json
-from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)

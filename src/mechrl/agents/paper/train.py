@@ -12,7 +12,6 @@ metrics.jsonl that are ahead of it, and becomes the run that was never left, bit
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shlex
@@ -33,9 +32,9 @@ from mechrl.agents.paper.ppo import Trainer
 from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, write_atomically
+from mechrl.files.reading import parse_json, read_bytes, read_json
+from mechrl.files.saving import Saving
 from mechrl.models.base import Model
-from mechrl.reading import parse_json, read_bytes, read_json
-from mechrl.saving import Saving
 
 CHECKPOINT = "checkpoint.safetensors"
 _FORMAT = 2
@@ -178,10 +177,6 @@ class Run:
                 f"{self.folder / METRICS}: missing or damaged; start again in another folder"
             ) from exc
         return [line for line in lines if line]
-
-
-def file_checksum(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from mechrl.agents.planner.features import First
 from mechrl.agents.planner.plan import Episode
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.reading import parse_json
-from mechrl.sealed import read_sealed, sealed
+from mechrl.files.reading import parse_json
+from mechrl.files.sealed import read_sealed, sealed
 
 _NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
 _EPISODE = ("f", "gap", "bias", "measured_at", "rounds", "done", "note")

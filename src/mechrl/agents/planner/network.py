@@ -27,8 +27,8 @@ from mechrl.agents.planner.features import Seen, n_features
 from mechrl.agents.planner.look import ALPHAS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
-from mechrl.reading import made_of, parse_json
-from mechrl.sealed import read_sealed, sealed
+from mechrl.files.reading import made_of, parse_json
+from mechrl.files.sealed import read_sealed, sealed
 
 FORMAT = 1
 _UNIT = 0.01  # of f: effects below it are told apart linearly, above it logarithmically

@@ -19,9 +19,9 @@ from mechrl.agents.planner.features import First
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
+from mechrl.files.reading import count, number, parse_json
+from mechrl.files.sealed import read_sealed, sealed
 from mechrl.graph import Graph, checked_graph
-from mechrl.reading import count, number, parse_json
-from mechrl.sealed import read_sealed, sealed
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""`python -m mechrl.cli`."""
+
+from mechrl.cli.app import main
+
+main()

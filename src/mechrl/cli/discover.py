@@ -1,0 +1,242 @@
+"""`mechrl discover`: an agent finds a circuit, with progress; it can be interrupted at any time and resumed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mechrl.cli import options
+from mechrl.cli.output import answer_kept, keep, one_writer
+from mechrl.cli.search import answer_circuit, duration, shortfalls
+from mechrl.cli.terminal import Live, answer, working
+from mechrl.cli.train import tell
+from mechrl.errors import MechRLError
+from mechrl.files.saving import Saving
+from mechrl.messages import say
+from mechrl.ranges import MOST_STEPS
+from mechrl.signals import stop_signals
+
+if TYPE_CHECKING:
+    from mechrl.agents.planner.session import Session
+
+_SAVE_EVERY = 10.0  # seconds
+
+
+@one_writer
+def discover_command(
+    behaviour: options.Behaviour,
+    model: options.Model = "toy",
+    agent: Annotated[
+        str,
+        typer.Option(
+            metavar="[planner|paper]",
+            callback=options.choice("planner", "paper"),
+            rich_help_panel=options.BASICS,
+            help="Who finds it: the `planner`, or the `paper`'s agent with a --policy that you have trained.",
+        ),
+    ] = "planner",
+    tau: options.Tau = 0.9,
+    holds_on: options.HoldsOn = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            help="Folder for circuit.json and, while it runs, the state to resume from.",
+        ),
+    ] = Path("runs/discover"),
+    pairs: options.Pairs = 20,
+    budget: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=options.BUDGET,
+            min=1,
+            max=MOST_STEPS,
+            help="Passes: then the best so far is the answer.",
+        ),
+    ] = 1000,
+    planner: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=options.EXPERT,
+            help="Folder of a planner. [default: one that comes with MechRL]",
+            show_default=False,
+        ),
+    ] = None,
+    policy: options.PolicyOfPaper = None,
+    seed: options.Seed = 0,
+    bos: options.Bos = "auto",
+    device: options.Device = "auto",
+    force: options.Force = False,
+    resume: options.Resume = False,
+    as_json: options.Json = False,
+) -> None:
+    """Find the circuit of a behaviour with a planner that has learned what edits do: small, and cheaper than a search.
+
+    With `--agent paper` a policy of the paper's kind does: 16 sampled episodes and a greedy one, of which the most faithful counts.
+
+    Examples:
+
+    - `mechrl discover ioi`
+    - `mechrl discover acronyms --model smollm2 --out runs/acronyms`
+    - `mechrl discover mine.jsonl --model smollm2 --holds-on discovery --json`
+    - `mechrl discover ioi --agent paper --policy runs/toy`
+    """
+    if agent == "paper":
+        if holds_on == "fresh" or planner is not None:
+            raise MechRLError(
+                "--holds-on fresh and --planner are the planner's; the paper's agent knows the discovery pairs alone"
+            )
+        _by_paper(behaviour, model, policy, tau, pairs, out, seed, bos, device, force, resume, as_json)
+        return
+    if policy is not None:
+        raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
+    from mechrl import gate
+    from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
+    from mechrl.agents.planner.shipped import load_planner, shipped
+    from mechrl.behaviours import get_behaviour
+    from mechrl.models import load_model
+    from mechrl.search.problem import Interrupted
+
+    chosen = get_behaviour(behaviour)
+    if holds_on is None and not chosen.has_fresh:
+        say(
+            f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
+        )
+    holds_on = holds_on or ("fresh" if chosen.has_fresh else "discovery")
+    settings = DiscoverSettings(tau, pairs, HoldsOn(holds_on), budget=budget, seed=seed)
+    network = load_planner(planner or shipped(model))
+    circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
+    with working(f"loading {model}"):
+        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+    if resume:
+        session = Session.resume(state_path, loaded, chosen, network, settings)
+    else:
+        if not force:
+            for warning in gate.check(loaded, chosen).warnings:
+                say(f"{chosen.name}: warning: {warning}")
+        with working(f"looking at all {loaded.graph.n_edges:,} edges of {model}"):
+            session = Session(loaded, chosen, network, settings)
+    if session.start.engine.n_pairs < pairs:
+        say(f"{chosen.name} has {session.start.engine.n_pairs} discovery pairs, not {pairs}")
+
+    last_saved, saving = time.monotonic(), Saving()
+    with Live("discover", quiet=0) as live, stop_signals() as stopped:
+        live.show(_line(session), session.passes, budget)
+
+        def checkpoint(now: Session) -> None:
+            nonlocal last_saved
+            live.show(_line(now), min(now.passes, budget), budget)
+            if stopped or time.monotonic() - last_saved > _SAVE_EVERY:
+                saving.attempt(lambda: now.save(state_path))
+                last_saved = time.monotonic()
+            if stopped:
+                raise Interrupted
+
+        try:
+            session.run(checkpoint)
+        except Interrupted:
+            circuit = session.circuit(complete=False)
+        else:
+            circuit = session.circuit()
+    unsaved = keep(circuit, circuit_path)
+    if not circuit.complete:
+        if unsaved is not None:
+            answer_kept(circuit, circuit_path, unsaved)
+        elif saving.failed is not None:
+            say(
+                f"interrupted; the state could not be saved ({saving.failed}); {circuit_path} holds what was reached"
+            )
+        else:
+            say(
+                f"interrupted; {circuit_path} holds the best so far. To go on, repeat the command with --resume"
+            )
+        raise typer.Exit(128 + stopped[0])
+    if unsaved is None:
+        state_path.unlink(missing_ok=True)
+    if as_json:
+        answer_circuit(circuit, circuit_path, unsaved)
+        return
+    answer(
+        f"{circuit.behaviour} in {circuit.model} by the planner: {circuit.size} edges, f = {circuit.faithfulness:.3f} on "
+        f"{circuit.pairs} discovery pairs and {circuit.faithfulness_test:.3f} on fresh ones; {circuit.passes:,.0f} passes, "
+        f"{circuit.seconds:.1f} s"
+    )
+    for line in shortfalls(circuit):
+        answer(line)
+    answer_kept(circuit, circuit_path, unsaved)
+    if unsaved is not None:
+        raise unsaved
+
+
+def _line(session: Session) -> str:
+    """Where it stands, and how long it can take at most."""
+    now = session.progress
+    left = now.seconds / max(now.passes, 1) * max(now.budget - now.passes, 0)
+    return (
+        f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} of at most {now.budget:,} passes, "
+        f"{duration(now.seconds)}, at most {duration(left)} left"
+    )
+
+
+def _by_paper(
+    behaviour: str,
+    model: str,
+    policy: Path | None,
+    tau: float,
+    pairs: int,
+    out: Path,
+    seed: int,
+    bos: str,
+    device: str,
+    force: bool,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    from dataclasses import replace
+
+    from mechrl import gate
+    from mechrl.agents.paper.checkpoint import load_policy, trained_with
+    from mechrl.agents.paper.deploy import discover
+    from mechrl.behaviours import get_behaviour
+    from mechrl.models import load_model
+    from mechrl.search.problem import Interrupted
+
+    chosen = get_behaviour(behaviour)
+    if policy is None:
+        raise MechRLError(
+            "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
+        )
+    network = load_policy(policy)
+    settings, env = trained_with(policy)
+    path = out / "rollouts.safetensors"
+    if resume and not path.exists():
+        raise MechRLError(f"{out}: no rollouts to resume; start without --resume")
+    with working(f"loading {model}"):
+        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+    if not force:
+        gate.check(loaded, chosen)
+    if not resume:
+        path.unlink(missing_ok=True)
+    with Live("discover", quiet=0) as live, stop_signals() as stopped:
+        live.show(f"ranking the edges of {model}")
+        try:
+            circuit = discover(
+                loaded,
+                chosen,
+                network.to(loaded.device),
+                replace(settings, pairs=pairs),
+                env,
+                tau=tau,
+                seed=seed,
+                report=lambda step, line: live.show(line, step, env.max_steps),
+                path=path,
+                stopping=lambda: bool(stopped),
+            )
+        except Interrupted:
+            say(f"interrupted; {path} holds how far it came. To go on, repeat the command with --resume")
+            raise typer.Exit(128 + stopped[0]) from None
+    tell(circuit, out / "circuit.json", as_json)
+    path.unlink(missing_ok=True)

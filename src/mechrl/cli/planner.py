@@ -1,0 +1,240 @@
+"""`mechrl planner`: collect, fit, and both in turns. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mechrl.cli import options
+from mechrl.cli.output import one_writer
+from mechrl.cli.terminal import Live, answer, working
+from mechrl.errors import MechRLError
+from mechrl.messages import say
+from mechrl.ranges import MOST_STEPS
+from mechrl.signals import stop_signals
+
+if TYPE_CHECKING:
+    from mechrl.agents.planner.fit import FitSettings
+    from mechrl.agents.planner.records import Record
+
+app = typer.Typer(
+    help="Train the planner: a learned model of what an edit does to faithfulness.", no_args_is_help=True
+)
+
+Draws = Annotated[str, typer.Option(help="Comma-separated seeds; each is another draw of discovery pairs.")]
+Without = Annotated[
+    str | None,
+    typer.Option(
+        help="Families to leave out, comma-separated: what is found for them then is transfer.",
+        show_default=False,
+    ),
+]
+Behaviours = Annotated[
+    str,
+    typer.Option(
+        help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated."
+    ),
+]
+Epochs = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="How often every circuit is seen.")]
+
+
+@app.command("collect")
+@one_writer
+def collect_command(
+    model: options.Model = "toy",
+    behaviours: Behaviours = "built-in",
+    draws: Draws = "0,1",
+    out: Annotated[
+        Path, typer.Option(help="Folder for records; what it has already is not collected again.")
+    ] = Path("runs/records"),
+    network: Annotated[
+        Path | None,
+        typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False),
+    ] = None,
+    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
+    jobs: options.Jobs = 1,
+    ray: options.Ray = None,
+    device: options.Device = "auto",
+    seconds: options.SecondsThenRepeat = None,
+) -> None:
+    """Walk from large circuits to small ones, try edits on the way, and record what they do.
+
+    Examples:
+
+    - `mechrl planner collect --out runs/records`
+    - `mechrl planner collect --model smollm2 --jobs 2 --out runs/records`
+    """
+    with stop_signals() as stopped:
+        if not collect(model, behaviours, draws, out, network, states, jobs, ray, device, seconds, stopped):
+            say(
+                f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
+            )
+            raise typer.Exit(128 + stopped[0] if stopped else 0)
+    answer(out)
+
+
+@app.command("fit")
+@one_writer
+def fit_command(
+    records: Annotated[
+        list[Path], typer.Argument(help="Folders that `mechrl planner collect` filled.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The planner's folder.")] = Path("runs/planner"),
+    without: Without = None,
+    epochs: Epochs = 24,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+) -> None:
+    """Fit the planner's network to what was collected.
+
+    Examples:
+
+    - `mechrl planner fit runs/records --out runs/planner`
+    - `mechrl planner fit runs/records --without ioi,greater-than`
+    """
+    from mechrl.agents.planner.fit import FitSettings
+
+    answer(fit(records, out, without, FitSettings(epochs=epochs, seed=seed), device))
+
+
+@app.command("train")
+@one_writer
+def train_command(
+    model: options.Model = "toy",
+    behaviours: Behaviours = "built-in",
+    draws: Draws = "0,1",
+    out: Annotated[Path, typer.Option(help="The planner's folder; records lie in it.")] = Path(
+        "runs/planner"
+    ),
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far."),
+    ] = 2,
+    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
+    epochs: Epochs = 24,
+    seed: options.Seed = 0,
+    jobs: options.Jobs = 1,
+    ray: options.Ray = None,
+    device: options.Device = "auto",
+    seconds: options.SecondsThenRepeat = None,
+) -> None:
+    """Collect and fit in turns: everything that a planner of your own model and behaviours needs.
+
+    Examples:
+
+    - `mechrl planner train --out runs/planner`
+    - `mechrl planner train --model smollm2 --jobs 2 --out runs/planner`
+    - `mechrl planner train --behaviours ioi,mine.jsonl --out runs/planner`
+    """
+    import time
+
+    from mechrl.agents.planner.fit import FitSettings
+
+    until = None if seconds is None else time.monotonic() + seconds
+    folders: list[Path] = []
+    network: Path | None = None
+    with stop_signals() as stopped:
+        for r in range(rounds):
+            folders.append(out / f"round-{r + 1}")
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not collect(
+                model, behaviours, draws, folders[-1], network, states, jobs, ray, device, left, stopped
+            ):
+                say(
+                    f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
+                )
+                raise typer.Exit(128 + stopped[0] if stopped else 0)
+            target = out if r == rounds - 1 else out / f"after-{r + 1}"
+            network = target / "model.safetensors"
+            if r == rounds - 1 or not network.exists():
+                fit(folders, target, None, FitSettings(epochs=epochs, seed=seed), device, stopped)
+    answer(out)
+
+
+def collect(
+    model: str,
+    behaviours: str,
+    draws: str,
+    out: Path,
+    network: Path | None,
+    states: int,
+    jobs: int,
+    ray: str | None,
+    device: str,
+    seconds: float | None,
+    stopped: list[int],
+) -> bool:
+    """True: all of it is done."""
+    from mechrl.agents.planner.collect import CollectSettings
+    from mechrl.agents.planner.network import load_model
+    from mechrl.experiments import collect as collecting
+    from mechrl.experiments.compare import parse_seeds
+    from mechrl.experiments.workshop import Workshop
+    from mechrl.files.reading import file_checksum
+
+    seeds = parse_seeds(draws)
+    if network is not None:
+        load_model(network)  # it can be read, before anything is done
+    with Workshop(model, out, None, device, jobs, seconds, ray) as workshop:
+        gated = workshop.gate(behaviours)
+        known = None if network is None else file_checksum(network)
+        workshop.place.context["network"] = None if network is None else str(network)
+        settings = CollectSettings(states=states)
+        cells = [
+            collecting.collect_cell(
+                gated.model["model"], gated.model["checksum"], name, draw, settings, known
+            )
+            for draw in seeds
+            for name in gated.names
+        ]
+        for cell in cells:  # a walk whose records are gone is walked again
+            if not collecting.records_of(workshop.place, cell).exists():
+                workshop.place.path(cell).unlink(missing_ok=True)
+        return workshop.run(cells)
+
+
+def fit(
+    folders: list[Path],
+    out: Path,
+    without: str | None,
+    settings: FitSettings,
+    device: str,
+    stopped: Sequence[int] = (),
+) -> Path:
+    """Writes the planner's folder."""
+    from mechrl.agents.planner import records
+    from mechrl.agents.planner.fit import fit as fit_network
+    from mechrl.agents.planner.network import save_model
+    from mechrl.files.saving import patiently
+    from mechrl.models import resolve_device
+
+    with working("reading records"):
+        found: list[Record] = [
+            record for folder in folders for record in records.read_all(folder / "records")
+        ]
+    families, left_out = (
+        records.families(found),
+        [name.strip() for name in (without or "").split(",") if name.strip()],
+    )
+    if unknown := sorted(set(left_out) - set(families)):
+        raise MechRLError(f"no records of the families {', '.join(unknown)}; there are {', '.join(families)}")
+    kept = [record for record in found if record.family not in left_out]
+    with Live("fit", quiet=0) as live:
+        network = fit_network(
+            kept,
+            settings,
+            resolve_device(device),
+            lambda epoch, line: live.show(line, epoch, settings.epochs),
+        )
+    about: dict[str, Any] = {
+        "behaviours": sorted({record.behaviour for record in kept}),
+        "families": records.families(kept),
+        "circuits": len(kept),
+        "edits": sum(len(record.f) for record in kept),
+        "settings": settings.to_json(),
+    }
+    patiently(lambda: save_model(out / "model.safetensors", network, about), lambda: bool(stopped))
+    return out

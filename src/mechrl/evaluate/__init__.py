@@ -1,1 +1,0 @@
-"""How good a circuit is, beyond the f it was searched for."""

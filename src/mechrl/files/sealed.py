@@ -1,0 +1,57 @@
+"""Arrays and a few texts in one safetensors file, with a checksum of both: whatever has changed in it is noticed when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from mechrl.files.reading import MOST, check_regular
+
+_SEAL = "sha256"  # an array like the others: two texts would be written in any order, and one state as different files
+
+
+def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
+    """The file's bytes."""
+    whole = {
+        name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()
+    }  # it makes a number an array
+    return save(whole | {_SEAL: _checksum(whole, texts)}, dict(texts))
+
+
+def read_sealed(path: Path, needed: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What was put into it, and a ValueError if it is not that. Not `needed`: a file without a checksum is taken as it is."""
+    check_regular(path)
+    if os.stat(path).st_size > MOST:
+        raise ValueError(f"larger than {MOST / 2**20:,.0f} MB")
+    try:
+        with safe_open(path, framework="np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            texts = dict(file.metadata() or {})
+    except (
+        SafetensorError,
+        TypeError,
+        AttributeError,
+    ) as exc:  # no such file, or a kind of number that numpy does not have
+        raise ValueError(f"not a safetensors file, or damaged ({exc})") from exc
+    seal = arrays.pop(_SEAL, None)
+    if seal is None and not needed:
+        return arrays, texts
+    if seal is None or not np.array_equal(seal, _checksum(arrays, texts)):
+        raise ValueError("it has changed since it was written")
+    return arrays, texts
+
+
+def _checksum(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> np.ndarray:
+    digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)

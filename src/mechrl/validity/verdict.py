@@ -1,0 +1,159 @@
+"""What a circuit is, in one line of five checks, each with its number, its chance level and its direction.
+
+faithful        f on fresh pairs ≥ τ. Chance: f of random circuits of the candidates, as large after pruning (on discovery pairs)
+necessary       f of the model with the circuit ablated is below 0.5, and below that with as many random candidates ablated by two
+                standard deviations. Lower is better
+specific        f on discovery pairs is above that of the random circuits by three standard deviations
+stable          of 1,000 bootstraps of the fresh pairs nine in ten have f ≥ τ − 0.05. Chance: those of the empty circuit, which is 0
+                whatever the pairs, so none
+minimal         of the circuit's edges, or of 24 drawn from them, at most one in ten can go by itself with f ≥ τ on discovery pairs. Chance:
+                the same of a circuit of as many edges of highest attribution. Lower is better
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mechrl.circuit import Circuit
+from mechrl.search.select import top_n
+from mechrl.validity.checks import Validity, validate
+from mechrl.validity.setting import Setting, f_of
+
+N_BOOTSTRAPS = 1000
+N_EDGES = 24  # edges cut one by one
+SLACK = 0.05  # below τ, in a bootstrap
+ENOUGH_BOOTSTRAPS, FEW_EDGES, HALF = 0.9, 0.1, 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    holds: bool
+    value: float
+    chance: float | None
+    better: Literal["higher", "lower"]
+    text: str  # the number, in words
+
+    @property
+    def line(self) -> str:
+        """`necessary: f 0.02 with it ablated (chance 0.91, lower is better)`"""
+        chance = "" if self.chance is None else f"chance {_short(self.chance)}, "
+        return f"{'' if self.holds else 'not '}{self.name}: {self.text} ({chance}{self.better} is better)"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    checks: tuple[Check, ...]
+
+    @property
+    def line(self) -> str:
+        return "; ".join(check.line for check in self.checks)
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [vars(check) for check in self.checks]
+
+
+def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -> Validity:
+    """The battery's result with a verdict. `setting`: the circuit's own."""
+    tau, graph = circuit.tau, setting.model.graph
+    mask = graph.prune(circuit.mask)
+    hard = next(c for c in found.specificity if (c.drawn_from, c.matched) == ("candidates", "pruned"))
+    rng = np.random.default_rng(seed)
+    kl = setting.test.kl(np.stack([mask, np.zeros_like(mask)])).double().cpu().numpy()  # [2, B]
+    f = bootstraps(kl[0], kl[1], rng)
+    stable = float((f >= tau - SLACK).mean())
+    low, high = np.quantile(f, [0.05, 0.95])
+    ranking = np.zeros_like(mask)
+    ranking[top_n(setting.scores, int(mask.sum()))] = True
+    spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
+    random = found.necessity_random
+    needed = min(HALF, random.mean - 2 * (random.sd or 0.0))
+    checks = (
+        Check(
+            "faithful",
+            found.faithfulness_test >= tau,
+            found.faithfulness_test,
+            hard.f.mean,
+            "higher",
+            _f(found.faithfulness_test, tau),
+        ),
+        Check(
+            "necessary",
+            found.necessity < needed,
+            found.necessity,
+            random.mean,
+            "lower",
+            f"f {_short(found.necessity)} with it ablated",
+        ),
+        Check(
+            "specific",
+            found.faithfulness > hard.f.mean + 3 * (hard.f.sd or 0.0),
+            found.faithfulness,
+            hard.f.mean,
+            "higher",
+            f"f {_short(found.faithfulness)} on discovery pairs",
+        ),
+        Check(
+            "stable",
+            stable >= ENOUGH_BOOTSTRAPS,
+            stable,
+            0.0,
+            "higher",
+            f"f {_short(low)} to {_short(high)} in bootstraps of the fresh pairs, {stable:.0%} of them ≥ {tau - SLACK:g}",
+        ),
+        Check(
+            "minimal",
+            spare <= FEW_EDGES,
+            spare,
+            spare_top,
+            "lower",
+            f"{spare:.0%} of its edges can go one by one with f ≥ {tau:g}",
+        ),
+    )
+    return replace(found, verdict=Verdict(checks))
+
+
+def validate_and_judge(
+    circuit: Circuit,
+    setting: Setting,
+    n_random: int,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
+) -> Validity:
+    found = validate(circuit, setting.model, setting.behaviour, n_random, seed, report, setting)
+    report("bootstraps, single edges")
+    return judged(circuit, setting, found, seed)
+
+
+def bootstraps(
+    kl: np.ndarray, kl_cut: np.ndarray, rng: np.random.Generator, n: int = N_BOOTSTRAPS
+) -> np.ndarray:
+    """[n] f on as many pairs drawn again with replacement, from each pair's KL of the circuit and of the empty circuit."""
+    drawn = rng.integers(len(kl), size=(n, len(kl)))
+    return 1 - kl[drawn].mean(1) / kl_cut[drawn].mean(1)
+
+
+def _removable(mask: np.ndarray, setting: Setting, tau: float, rng: np.random.Generator) -> float:
+    """The share of a circuit's edges that can go by themselves with f ≥ τ; of all of them, or of `N_EDGES` drawn from them."""
+    edges = np.flatnonzero(mask)
+    if not len(edges):
+        return 0.0
+    chosen = rng.permutation(edges)[:N_EDGES]
+    without = np.tile(mask, (len(chosen), 1))
+    without[np.arange(len(chosen)), chosen] = False
+    return float((f_of(setting.engine, without) >= tau).mean())
+
+
+def _f(f: float, tau: float) -> str:
+    return f"f {_short(f)} {'≥' if f >= tau else '<'} {tau:g} on fresh pairs"
+
+
+def _short(x: float) -> str:
+    return f"{x:.2f}" if abs(x) >= 0.005 else "0.00"
