@@ -42,7 +42,7 @@ lint: $(STAMP)
 
 # the site: read it with a browser from site/index.html
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # `--quiet` would let every warning through
 
 # what part of src the quick tests run, by file; browsable in .venv/coverage
 coverage: $(STAMP)

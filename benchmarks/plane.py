@@ -1,11 +1,11 @@
 """The cost–minimality plane: what a method pays, in passes, and what it gets, in edges.
 
-    python benchmarks/plane.py      docs/images/plane.svg, and the numbers in it beside it as JSON
+    python benchmarks/plane.py      docs/images/plane.svg, its numbers beside it as JSON; prints the table of README.md
 
-From the cells of benchmarks/reproduce/smollm2 and, where they are there, the rows of benchmarks/planner/rows.jsonl; nothing is run. A
-cell is a behaviour that no policy was trained on and a draw of 20 pairs. Only cells count in which every method reached f ≥ 0.9, so all
-methods are seen on the same ones; a method without any of them is left out and named. Markers are medians, bars reach from the first to
-the third quartile, dots are cells.
+Nothing is run: it reads the cells of benchmarks/reproduce/smollm2 and, once they are there, the planner's rows
+(benchmarks/planner/rows.jsonl). A cell is a behaviour that no agent was trained on and a draw of 20 pairs. All methods are shown on the
+same cells: those in which each of them reached f ≥ 0.9. A method that was run on less than a third of the cells is left out, and named.
+Markers are medians, bars the first and third quartiles, dots cells.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ import numpy as np
 from rows import done_cells, read
 
 from mechrl.behaviours import get_behaviour
-from mechrl.experiments.compare_tables import NAMES
 from mechrl.files import write_atomically
-from mechrl.report.figures import COLOURS, MARKERS, draw
+from mechrl.report.figures import BLACK, COLOURS, MARKERS, draw
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "images" / "plane.svg"
 COMMAND = "python benchmarks/plane.py"
-METHODS = ("greedy", "acdc", "edge-pruning", "blockwise", "policy-greedy", "policy", "planner")
+METHODS = {
+    "greedy": "EAP-IG greedy",
+    "acdc": "ACDC",
+    "edge-pruning": "Edge Pruning",
+    "blockwise": "Blockwise search",
+    "policy-greedy": "Earlier policy",  # docs/history.md
+    "planner": "Planner",
+}
 TARGETS = {"discovery": "f ≥ 0.9 on 20 discovery pairs", "test": "f ≥ 0.9 on fresh pairs"}
 Cell = tuple[str, int]  # a behaviour and a draw of pairs
-Point = tuple[float, float]  # passes, edges
+Point = tuple[float, float, float]  # passes, edges, f on test pairs
 
 
 def measured(reproduced: Path, planner: Path) -> dict[str, dict[str, dict[Cell, Point | None]]]:
@@ -43,7 +49,7 @@ def measured(reproduced: Path, planner: Path) -> dict[str, dict[str, dict[Cell, 
             and a["method"] in METHODS
             and get_behaviour(a["behaviour"]).split != "train"
         ):
-            point = (r["passes"], r["edges_pruned"]) if r["reached"] else None
+            point = (r["passes"], r["edges_pruned"], r["f_test"]) if r["reached"] else None
             found[a["target"]].setdefault(a["method"], {})[a["behaviour"], a["seed"]] = point
     for row in read(planner) if planner.exists() else []:
         if row["method"] != "planner" or row["model"] != "smollm2" or "edges" not in row:
@@ -52,15 +58,17 @@ def measured(reproduced: Path, planner: Path) -> dict[str, dict[str, dict[Cell, 
         judged = row.get("f_validation") if fresh else row["f"]
         reached = judged is not None and judged >= 0.9
         target = "test" if fresh else "discovery"
-        point = (row["passes"], row["edges"]) if reached else None
-        found[target].setdefault("planner", {})[row["behaviour"], row["draw"]] = point
+        point = (row["passes"], row["edges"], row["f_test"]) if reached else None
+        cell = row["behaviour"], row["draw"]
+        if any(cell in cells for cells in found[target].values()):
+            found[target].setdefault("planner", {})[cell] = point
     return found
 
 
 def common(methods: dict[str, dict[Cell, Point | None]]) -> tuple[list[Cell], list[str]]:
-    """The cells that all methods reached τ in, and the methods left out: those that were run on less than half of them."""
+    """The cells that all methods reached τ in, and the methods left out: those that were run on less than a third of them."""
     most = max((len(cells) for cells in methods.values()), default=0)
-    kept = [m for m in METHODS if m in methods and 2 * len(methods[m]) >= most]
+    kept = [m for m in METHODS if m in methods and 3 * len(methods[m]) >= most]
     cells = (
         set.intersection(*({c for c, p in methods[m].items() if p is not None} for m in kept))
         if kept
@@ -81,10 +89,10 @@ def numbers(found: dict[str, dict[str, dict[Cell, Point | None]]]) -> dict[str, 
         shown = {}
         for method in (m for m in METHODS if m in methods and m not in without and cells):
             points = [p for c in cells if (p := methods[method][c]) is not None]
-            passes, edges = zip(*points, strict=True)
+            passes, edges, f_test = zip(*points, strict=True)
             run = len(methods[method])
             reached = sum(p is not None for p in methods[method].values())
-            summary = {"passes": quartiles(passes), "edges": quartiles(edges)}
+            summary = {"passes": quartiles(passes), "edges": quartiles(edges), "f_test": quartiles(f_test)}
             shown[method] = {**summary, "reached": reached, "run": run, "points": points}
         named = [f"{behaviour} {draw}" for behaviour, draw in cells]
         data[target] = {"cells": named, "methods": shown, "left out": without}
@@ -95,12 +103,20 @@ def paint(canvas: Any, data: dict[str, Any]) -> None:
     for i, (target, title) in enumerate(TARGETS.items()):
         axes = canvas.add_subplot(1, 2, i + 1)
         for method, shown in data[target]["methods"].items():
-            at = METHODS.index(method)
-            colour, marker = COLOURS[at], MARKERS[at]
+            at = list(METHODS).index(method)
+            colour, marker = (BLACK, "*") if method == "planner" else (COLOURS[at], MARKERS[at])
             (x0, x, x1), (y0, y, y1) = shown["passes"], shown["edges"]
-            axes.plot(*zip(*shown["points"], strict=True), ".", color=colour, alpha=0.25, markersize=4)
+            axes.plot(
+                *zip(*(p[:2] for p in shown["points"]), strict=True),
+                ".",
+                color=colour,
+                alpha=0.25,
+                markersize=4,
+            )
             bars = {"xerr": [[x - x0], [x1 - x]], "yerr": [[y - y0], [y1 - y]]}
-            axes.errorbar(x, y, **bars, fmt=marker, color=colour, capsize=2, label=label(method))
+            axes.errorbar(
+                x, y, **bars, fmt=marker, color=colour, capsize=2, markersize=8, label=METHODS[method]
+            )
         axes.set(xscale="log", yscale="log", xlabel="passes", ylabel="edges" if not i else "")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:,.0f}")
@@ -109,8 +125,21 @@ def paint(canvas: Any, data: dict[str, Any]) -> None:
     canvas.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 
 
-def label(method: str) -> str:
-    return "Planner" if method == "planner" else NAMES[method]
+def table(data: dict[str, Any]) -> str:
+    """Medians over the cells of the figure."""
+    lines = [
+        "| f ≥ 0.9 on | method | edges | passes | f on fresh pairs | reached in |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for target, known in data.items():
+        for method, shown in known["methods"].items():
+            where = "20 discovery pairs" if target == "discovery" else "fresh pairs"
+            edges, passes, f = (shown[key][1] for key in ("edges", "passes", "f_test"))
+            reached = f"{shown['reached']} of {shown['run']}"
+            lines.append(
+                f"| {where} | {METHODS[method]} | {edges:,.0f} | {passes:,.0f} | {f:.3f} | {reached} |"
+            )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -123,16 +152,7 @@ def main() -> None:
     figure = draw("plane", "Cost and minimality", "", alt, data, COMMAND, (9, 4.4), lambda c: paint(c, data))
     write_atomically(out, figure.svg)
     write_atomically(out.with_suffix(".json"), text.encode())
-    for target, known in data.items():
-        print(
-            f"{TARGETS[target]}: {len(known['cells'])} cells; left out: {', '.join(known['left out']) or 'none'}"
-        )
-        for method, shown in known["methods"].items():
-            (x0, x, x1), (y0, y, y1) = shown["passes"], shown["edges"]
-            share = f"τ reached in {shown['reached']} of {shown['run']} cells"
-            print(
-                f"  {label(method):28} {y:6,.0f} edges ({y0:,.0f}–{y1:,.0f}), {x:6,.0f} passes ({x0:,.0f}–{x1:,.0f}); {share}"
-            )
+    print(table(data))
 
 
 if __name__ == "__main__":

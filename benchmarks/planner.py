@@ -35,7 +35,7 @@ from mechrl.agents.planner.untrained import Gradients
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.models import load_model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 
 LOCKED = (
     *("product-company", "element-symbol", "state-abbreviation", "workplace"),
@@ -116,7 +116,9 @@ def run(
 def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
     behaviour = get_behaviour(cell["behaviour"])
     if cell["method"] == "blockwise":
-        return search(model, behaviour, Settings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"]))
+        return search(
+            model, behaviour, SearchSettings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"])
+        )
     untrained = cell["method"] in ("absolute", "path")
     by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.name))[0]
     return discover(

@@ -52,8 +52,8 @@ from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare import read_agent
+from mechrl.experiments.experiment import GateResult
 from mechrl.experiments.reproduce import choose
-from mechrl.experiments.workshop import Gated
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.models.loading import resolve_device
@@ -176,7 +176,7 @@ def split(agent: Agent, model: str, behaviour: str) -> str:
 
 
 def cells(
-    agent: Agent, other: Agent | None, shown: dict[str, Gated], budget: argparse.Namespace
+    agent: Agent, other: Agent | None, shown: dict[str, GateResult], budget: argparse.Namespace
 ) -> list[Cell]:
     """All cells, the most important first."""
     names = shown[agent.model].names
@@ -291,7 +291,7 @@ class Bench:
         append(self.path, rows)
 
     @cached_property
-    def shown(self) -> dict[str, Gated]:
+    def shown(self) -> dict[str, GateResult]:
         """The behaviours that the models exhibit, of those asked for."""
         models = [agent.model for agent in (self.agent, self.other) if agent is not None]
         asked = [get_behaviour(name) for name in self.arguments.behaviours.split(",") if name] or behaviours(
@@ -443,11 +443,11 @@ def learning(run: Run) -> dict[str, list[float]]:
     return {name: [row[column] for row in rows] for name, column in names.items()}
 
 
-def gated(rows: Iterable[Row], model: str, asked: list[str]) -> Gated:
+def gated(rows: Iterable[Row], model: str, asked: list[str]) -> GateResult:
     """What the rows say about a model."""
     verdicts = {row["behaviour"]: row for row in rows if row["kind"] == "gate" and row["model"] == model}
     verdicts = {name: verdicts[name] for name in asked if name in verdicts}
-    return Gated(
+    return GateResult(
         {"model": model}, {}, [name for name, row in verdicts.items() if row["exhibited"]], verdicts, {}
     )
 
@@ -548,7 +548,7 @@ def tables(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _of_policy(mine: list[Row], shown: Gated, held_out: list[str]) -> list[str]:
+def _of_policy(mine: list[Row], shown: GateResult, held_out: list[str]) -> list[str]:
     ordered = [
         b.name for part in ("held-out", "extra", "train") for b in behaviours(part) if b.name in shown.names
     ]  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.problem import Interrupted, State
-from mechrl.search.run import Settings, prepare
+from mechrl.search.session import SearchSettings, prepare
 from mechrl.stats import Spread
 from mechrl.validity.benchmark_metrics import benchmark_metrics
 
@@ -63,7 +63,7 @@ class Cell:
     importance: int  # lower comes first
     table: str
     behaviour: str
-    settings: Settings
+    settings: SearchSettings
 
     @property
     def key(self) -> str:
@@ -96,33 +96,37 @@ def cells(names: list[str]) -> list[Cell]:
     found = []
     for name in names:
         fresh = 2 if name in SHARP else 6
-        found.append(Cell(0, "discovery", name, Settings("blockwise")))
-        found += [Cell(1, "discovery", name, Settings("acdc", thresholds=(t,))) for t in THRESHOLDS]
+        found.append(Cell(0, "discovery", name, SearchSettings("blockwise")))
+        found += [Cell(1, "discovery", name, SearchSettings("acdc", thresholds=(t,))) for t in THRESHOLDS]
         if name in WHOLE:
-            one = [Settings("acdc", thresholds=(t,), whole_graph=True) for t in THRESHOLDS]
+            one = [SearchSettings("acdc", thresholds=(t,), whole_graph=True) for t in THRESHOLDS]
             found += [Cell(1 if i == 0 else 5, "discovery", name, s) for i, s in enumerate(one)]
         # top-n and greedy rank by one score
         for method in ("top-n", "greedy"):
-            found += [Cell(1, "discovery", name, Settings(method, prefilter=p)) for p in ("metric", "kl")]
+            found += [
+                Cell(1, "discovery", name, SearchSettings(method, prefilter=p)) for p in ("metric", "kl")
+            ]
             found.append(
                 Cell(
                     fresh,
                     "fresh",
                     name,
-                    Settings(method, pairs=FRESH_PAIRS, holds_on="fresh", prefilter="metric"),
+                    SearchSettings(method, pairs=FRESH_PAIRS, holds_on="fresh", prefilter="metric"),
                 )
             )
         # elsewhere there are ten thousand candidates or more, and ACDC tests every one of them on all pairs, three times
         for method in ("blockwise", "acdc") if name in SHARP else ("blockwise",):
-            found.append(Cell(fresh, "fresh", name, Settings(method, pairs=FRESH_PAIRS, holds_on="fresh")))
-        found.append(Cell(4, "discovery", name, Settings("edge-pruning")))
+            found.append(
+                Cell(fresh, "fresh", name, SearchSettings(method, pairs=FRESH_PAIRS, holds_on="fresh"))
+            )
+        found.append(Cell(4, "discovery", name, SearchSettings("edge-pruning")))
         if name in GROWING:
-            found += [Cell(1, "seeds", name, Settings("blockwise", seed=seed)) for seed in SEEDS]
+            found += [Cell(1, "seeds", name, SearchSettings("blockwise", seed=seed)) for seed in SEEDS]
             for n in N_PAIRS:
                 for settings in (
-                    Settings("blockwise"),
-                    Settings("top-n", prefilter="metric"),
-                    Settings("acdc", thresholds=(0.003,)),
+                    SearchSettings("blockwise"),
+                    SearchSettings("top-n", prefilter="metric"),
+                    SearchSettings("acdc", thresholds=(0.003,)),
                 ):
                     found.append(Cell(3, "pairs", name, replace(settings, pairs=n)))
     return sorted(found, key=lambda cell: cell.importance)
@@ -196,7 +200,7 @@ def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, 
         circuit = Circuit.load(folder / known["result"]["circuit"])
         settings = {
             name: circuit.settings[name]
-            for name in Settings("greedy").to_json() | {"thresholds": 0}
+            for name in SearchSettings("greedy").to_json() | {"thresholds": 0}
             if name in circuit.settings
         }
         if cell := by_key.get(json.dumps(["discovery", circuit.behaviour, settings], sort_keys=True)):

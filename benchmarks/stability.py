@@ -17,7 +17,7 @@ from typing import Any
 
 import archive
 import numpy as np
-from plane import METHODS, TARGETS, label, quartiles
+from plane import METHODS, TARGETS, quartiles
 from rows import Row
 
 from mechrl.validity.stability import chance_of
@@ -74,7 +74,7 @@ def table(circuits: Found, title: str) -> list[str]:
             (means["passes"], 0),
         ]
         lines.append(
-            f"| {label(method)} | " + " | ".join(_text(values, digits) for values, digits in columns) + " |"
+            f"| {METHODS[method]} | " + " | ".join(_text(values, digits) for values, digits in columns) + " |"
         )
     return [*lines, ""]
 

@@ -29,7 +29,7 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.models.base import Model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread
 from mechrl.validity.benchmark_metrics import FRACTIONS, benchmark_metrics
 from mechrl.validity.rankings import RANKINGS, ranking
@@ -64,7 +64,7 @@ def of_search(model: Model, behaviour: Behaviour, draw: int, method: str, given:
         circuit = discover(model, behaviour, network, settings)
     else:
         more: dict[str, Any] = {"steps": int("5" + steps)} if steps else {}
-        circuit = search(model, behaviour, Settings(name, TAU, PAIRS, given.k, seed=draw, **more))  # type: ignore[arg-type]
+        circuit = search(model, behaviour, SearchSettings(name, TAU, PAIRS, given.k, seed=draw, **more))  # type: ignore[arg-type]
     known = {key: getattr(circuit, key) for key in ("passes", "seconds", "faithfulness", "faithfulness_test")}
     kept = {"edges": circuit.size, "kept": np.flatnonzero(circuit.live).tolist()}
     known["k"] = circuit.settings.get("k_used", given.k)

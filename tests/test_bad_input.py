@@ -260,7 +260,7 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("search top-n ioi --device meta", 1),
         ("search top-n", 2),
         ("search top-n ioi --nope", 2),
-        ("discover ioi --tau 0", 1),
+        ("discover ioi --tau 0", 2),
         ("deploy ioi --rollouts -1", 2),
         ("discover ioi --seed 99999999999999999999", 2),
         ("deploy ioi --rule best", 1),

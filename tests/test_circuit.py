@@ -204,6 +204,9 @@ ACCEPTED = {  # of these values, by field
 }
 
 
+LATER = {"attribution", "rows", "bos", "commit"}  # files written before there were these are still read
+
+
 def test_the_table_has_every_field() -> None:
     derived = {"format", "n_edges", "n_edges_pruned"}  # the last two are for people who read the file
     assert set(ACCEPTED) == set(circuit().to_json()) - derived
@@ -226,6 +229,9 @@ def test_every_field_is_of_its_kind_or_refused_in_one_line(tmp_path: Path, name:
     broken = circuit().to_json()
     del broken[name]
     path.write_text(json.dumps(broken))
+    if name in LATER:
+        assert Circuit.load(path).to_json()[name] in (None, [])
+        return
     with pytest.raises(MechRLError, match=f"missing or wrong .*{name}"):
         Circuit.load(path)
 

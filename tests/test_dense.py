@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mechrl.engine import Engine
-from mechrl.engine.dense import BUCKETS, Few, bucket_of
-from mechrl.engine.run_gpu import OnGpu
+from mechrl.engine.dense import BUCKETS, FewCircuits, bucket_of
+from mechrl.engine.run_gpu import GpuBackend
 from tests.slow import slow_circuit_logits
 from tests.tiny import KINDS, tiny, tiny_pairs
 
@@ -26,7 +26,7 @@ def slow(model, pairs, mask) -> torch.Tensor:
 def test_boolean_and_real_masks_equal_the_slow_twin(kind, ragged):
     model, pairs, rng = tiny(kind), tiny_pairs(3, 6, 5, ragged), np.random.default_rng(0)
     engine, E = Engine(model, pairs), model.graph.n_edges
-    few, every = Few(model, engine.cache), np.arange(E)
+    few, every = FewCircuits(model, engine.cache), np.arange(E)
     for masks in (rng.random((2, E)) < [[0.1], [0.7]], rng.random((2, E))):
         with torch.no_grad():
             logits = model.unembed(few.final(masks, every))[:, engine.cache.inverse]
@@ -40,7 +40,7 @@ def test_every_bucket_has_the_engines_values_and_gradients(kind, n):
     """Buckets are not full; a run is used again with other masks; some edges only; a weight of 0 has a gradient."""
     model, pairs, rng = tiny(kind), tiny_pairs(3, 6, 3, ragged=True), np.random.default_rng(n)
     engine = Engine(model, pairs)
-    few = Few(model, engine.cache)
+    few = FewCircuits(model, engine.cache)
     for size in (60, model.graph.n_edges):
         edges = np.sort(rng.choice(model.graph.n_edges, size, replace=False))
         weights = rng.random((n, size))
@@ -57,7 +57,7 @@ def test_the_engine_gives_the_same_through_dense_runs():
     """As on a CUDA device, where few circuits come this way by themselves."""
     model, pairs, rng = tiny("llama-gqa"), tiny_pairs(4, 7, 1, ragged=True), np.random.default_rng(0)
     engine = Engine(model, pairs)
-    gpu = OnGpu(model, engine.cache, engine.readout, None, tf32=False, half=False)
+    gpu = GpuBackend(model, engine.cache, engine.readout, None, tf32=False, half=False)
     edges = np.sort(rng.choice(model.graph.n_edges, 80, replace=False))
     edge_set, _ = engine._edge_set(edges)
     masks = rng.random((3, 80)) < 0.6
@@ -77,7 +77,7 @@ def test_buckets_and_what_is_left_to_plans():
     engine = Engine(model, pairs)
 
     def few(memory: int | None, half: bool = False) -> list[bool]:
-        gpu = OnGpu(model, engine.cache, engine.readout, memory, tf32=False, half=half)
+        gpu = GpuBackend(model, engine.cache, engine.readout, memory, tf32=False, half=half)
         return [gpu.are_few(n, gradient=False) for n in (0, 1, BUCKETS[-1] + 1)]
 
     assert few(None) == [False, True, False]

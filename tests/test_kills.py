@@ -128,17 +128,17 @@ PLANNER_RUN = """
 from functools import partial
 from mechrl.cli import app as cli
 from mechrl.agents.planner import collect
-from mechrl.experiments.workshop import Gated, Workshop
-from mechrl.experiments.work import Desk
+from mechrl.experiments.experiment import GateResult, Experiment
+from mechrl.experiments.work import CellRunner
 few = dict(pairs=4, fresh=4, singles=8, additions=4, sets=6, mixed=4, outside=40)
 collect.CollectSettings = partial(collect.CollectSettings, **few)
-Workshop.gate = lambda self, names: Gated({"model": self.model, "checksum": ""}, {}, names.split(","), {}, {})
+Experiment.gate = lambda self, names: GateResult({"model": self.model, "checksum": ""}, {}, names.split(","), {}, {})
 def run(self, cells):
-    desk = Desk(self.place)
+    runner = CellRunner(self.workspace)
     for cell in cells:
-        self.place.done(cell) or desk.do(cell)
-    return all(map(self.place.done, cells))
-Workshop.run = run
+        self.workspace.done(cell) or runner.do(cell)
+    return all(map(self.workspace.done, cells))
+Experiment.run = run
 cli.main()
 """
 TRAIN_PLANNER = ["planner", "train", "--behaviours", "ioi,acronyms", "--draws", "0", "--states", "1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib import import_module
@@ -38,19 +39,83 @@ def test_a_changed_table_is_noticed(script, tmp_path: Path) -> None:
 
 def test_the_plane_shows_the_cells_that_all_methods_reached(script) -> None:
     plane = script("plane")
-    a, b, c = ("x", 0), ("x", 1), ("y", 0)
+    a, b, c, d = ("x", 0), ("x", 1), ("y", 0), ("y", 1)
     methods = {
-        "greedy": {a: (10.0, 100.0), b: (20.0, 300.0), c: (1.0, 1.0)},
-        "acdc": {a: (30.0, 50.0), b: (50.0, 70.0), c: None},
-        "planner": {a: (5.0, 5.0)},
+        "greedy": {a: (10.0, 100.0, 0.9), b: (20.0, 300.0, 0.7), c: (1.0, 1.0, 1.0), d: None},
+        "acdc": {a: (30.0, 50.0, 0.8), b: (50.0, 70.0, 0.8), c: None},
+        "planner": {a: (5.0, 5.0, 0.5)},
     }
-    data = plane.numbers({"discovery": methods})["discovery"]
-    assert data["cells"] == ["x 0", "x 1"]
-    assert set(data["methods"]) == {"greedy", "acdc"} and "planner" in data["left out"]
-    greedy = data["methods"]["greedy"]
-    assert greedy["passes"] == [12.5, 15, 17.5] and greedy["edges"] == [150, 200, 250]
-    assert (data["methods"]["acdc"]["reached"], data["methods"]["acdc"]["run"]) == (2, 3)
+    data = plane.numbers({"discovery": methods})
+    assert data["discovery"]["cells"] == ["x 0", "x 1"]
+    shown = data["discovery"]["methods"]
+    assert set(shown) == {"greedy", "acdc"} and "planner" in data["discovery"]["left out"]
+    assert shown["greedy"]["passes"] == [12.5, 15, 17.5] and shown["greedy"]["edges"] == [150, 200, 250]
+    assert (shown["acdc"]["reached"], shown["acdc"]["run"]) == (2, 3)
+    assert (
+        "| 20 discovery pairs | EAP-IG greedy | 200 | 15 | 0.800 | 3 of 4 |" in plane.table(data).splitlines()
+    )
     assert plane.numbers({"discovery": {}})["discovery"]["methods"] == {}
+
+
+def test_the_planner_stands_beside_the_others_on_their_cells(script, tmp_path: Path) -> None:
+    """Its own benchmark has more behaviours than the others were run on; these must not push the others out."""
+    plane = script("plane")
+    row = {
+        "model": "smollm2",
+        "method": "planner",
+        "holds_on": "discovery",
+        "edges": 40,
+        "passes": 99,
+        "f_test": 0.8,
+    }
+    cells = [("acronyms", 0), ("acronyms", 1), ("acronyms", 2), *(("plural", i) for i in range(99))]
+    rows = [row | {"behaviour": name, "draw": draw, "f": 0.9 if draw != 1 else 0.8} for name, draw in cells]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = plane.measured(BENCHMARKS / "reproduce" / "smollm2", path)
+    point = (99, 40, 0.8)
+    assert found["discovery"]["planner"] == {
+        ("acronyms", 0): point,
+        ("acronyms", 1): None,
+        ("acronyms", 2): point,
+    }
+    found["discovery"] = {
+        name: {c: cells[c] for c in cells if c[0] == "acronyms"} for name, cells in found["discovery"].items()
+    }
+    data = plane.numbers(found)["discovery"]
+    assert {"planner", "acdc", "blockwise"} <= set(data["methods"]) and data["cells"] == [
+        "acronyms 0",
+        "acronyms 2",
+    ]
+
+
+def test_pages_are_filled_with_tables(script) -> None:
+    make = script("make")
+    page = "a\n<!-- made: plane -->\nold\n<!-- end -->\nb\n<!-- made: planner -->\n<!-- end -->\n"
+    once = make.filled(page, {"plane": "| new |\n", "planner": "none"})
+    assert once == (
+        "a\n<!-- made: plane -->\n\n| new |\n\n<!-- end -->\nb\n<!-- made: planner -->\n\nnone\n\n<!-- end -->\n"
+    )
+    assert make.filled(once, {"plane": "| new |\n", "planner": "none"}) == once
+
+
+def test_the_planners_tables_in_short(script) -> None:
+    make, planner = script("make"), script("planner")
+    row = {
+        "model": "smollm2",
+        "behaviour": "plural",
+        "draw": 0,
+        "holds_on": "fresh",
+        "edges": 9,
+        "f_test": 0.91,
+        "passes": 50.0,
+    }
+    text = "# Head\n\n" + "\n".join(
+        planner.found([row | {"method": m} for m in planner.METHODS], "smollm2: f")
+    )
+    short = make.in_short(text)
+    assert short.startswith("**smollm2: f**") and "| planner, developed | 1 | 1.00 |" in short
+    assert "plural" not in short and "| planner | 1 | 9 | 50 | 1 |" in short
 
 
 def test_stability_of_rows_is_that_of_their_circuits(script) -> None:

@@ -6,23 +6,22 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from mechrl.rl.ppo import PPOConfig
-from mechrl.rl.rollout import Deployment
 
+from mechrl.agents.paper.ppo import PPOConfig
 from mechrl.agents.planner.fit import FitSettings
 from mechrl.agents.planner.session import DiscoverSettings
 from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
 from mechrl.experiments.compare import parse_seeds
-from mechrl.search.run import Settings
+from mechrl.search.session import SearchSettings
 from tests.cli.test_app import every_command
 from tests.viewer.circuits import SMALL, random_circuit
 
 # what a command cannot do without
 GIVEN = {
     "mechrl discover": ["ioi"],
-    "mechrl deploy": ["ioi"],
-    "mechrl adapt": ["ioi"],
+    "mechrl adapt": ["ioi", "--policy", "policy"],
+    "mechrl plot-run": ["run"],
     "mechrl search": ["acdc", "ioi"],
     "mechrl validate": ["circuit.json"],
     "mechrl export": ["circuit.json", "--html", "page.html"],
@@ -57,7 +56,7 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object, **options: object) -> None:
         raise AssertionError("it was loaded")
 
-    for name in ("mechrl.models.load_model", "mechrl.circuit.Circuit.load", "mechrl.rl.rollout.load_policy"):
+    for name in ("mechrl.models.load_model", "mechrl.circuit.Circuit.load", "mechrl.agents.paper.checkpoint.load_policy"):
         monkeypatch.setattr(name, load)
     monkeypatch.setattr("mechrl.experiments.work.run", load)
 
@@ -139,12 +138,11 @@ def test_what_was_found_out_too_late(arguments: str, capsys: pytest.CaptureFixtu
 def test_one_range_for_all_seeds(seed: int) -> None:
     for use in (
         lambda: parse_seeds(str(seed)),
-        lambda: Settings("acdc", seed=seed),
-        lambda: Deployment(seed=seed),
+        lambda: SearchSettings("acdc", seed=seed),
         lambda: PPOConfig(seed=seed),
         lambda: DiscoverSettings(seed=seed),
         lambda: FitSettings(seed=seed),
     ):
         with pytest.raises(MechRLError, match=r"a seed lies between 0 and 2\*\*32 - 1"):
             use()
-    assert parse_seeds(str(2**32 - 1)) == [2**32 - 1] and Settings("acdc", seed=2**32 - 1)
+    assert parse_seeds(str(2**32 - 1)) == [2**32 - 1] and SearchSettings("acdc", seed=2**32 - 1)

@@ -77,7 +77,7 @@ def discover(
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.run.Settings`, for the paper's agent `tau`, `rollouts` and `seed`, and `pairs` and `k`.
+    `mechrl.search.session.SearchSettings`, for the paper's agent `tau`, `rollouts` and `seed`, and `pairs` and `k`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
@@ -105,9 +105,9 @@ def discover(
             lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
         )
     if method != "paper":
-        from mechrl.search.run import Settings, search
+        from mechrl.search.session import SearchSettings, search
 
-        chosen = Settings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
+        chosen = SearchSettings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
         return search(
             model,
             behaviour,

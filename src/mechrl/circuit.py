@@ -206,6 +206,7 @@ class Circuit:
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
+        """What `save` writes; docs/file-formats.md explains every field."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -254,6 +255,7 @@ class Circuit:
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
+        """Reads a file that `save` wrote. Refuses anything else, and says what is wrong with it."""
         path = Path(path)
         try:
             known = read_json(path)

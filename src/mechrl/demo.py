@@ -19,8 +19,8 @@ from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.models import load_model
-from mechrl.search.run import Settings, search
 from mechrl.search.select import top_n
+from mechrl.search.session import SearchSettings, search
 
 BEHAVIOUR = "acronyms"  # held out: the planner has never seen its family
 OUT = Path("runs/demo")
@@ -64,7 +64,7 @@ def main() -> None:
         "(1: the whole model, 0: none of it)",
     )
     say("", f"made of {_components(circuit)}")
-    rival = search(model, behaviour, Settings("blockwise", holds_on="fresh"))
+    rival = search(model, behaviour, SearchSettings("blockwise", holds_on="fresh"))
     say(
         "compare",
         f"blockwise search, afresh: {len(rival)} edges, {rival.passes:,.0f} passes, {rival.seconds:.0f} s, "

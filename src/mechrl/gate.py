@@ -53,6 +53,7 @@ class Verdict:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """As `mechrl behaviours --json` prints it."""
         return asdict(self) | {"warnings": list(self.warnings)}
 
 

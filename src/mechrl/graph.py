@@ -36,6 +36,7 @@ class Graph:
 
     @property
     def n_sources(self) -> int:
+        """The input, every head and every MLP."""
         return 1 + self.n_layers * (self.n_heads + 1)
 
     @property
@@ -45,14 +46,17 @@ class Graph:
 
     @property
     def receivers_per_layer(self) -> int:
+        """q of every head, k and v of every KV head, the MLP."""
         return self.n_heads + 2 * self.n_kv_heads + 1
 
     @property
     def n_receivers(self) -> int:
+        """The receivers of all layers, and the logits."""
         return self.n_layers * self.receivers_per_layer + 1
 
     @property
     def n_edges(self) -> int:
+        """E: every source joined to every later receiver."""
         return int(self.receiver_start[-1])
 
     # ---- index maps -------------------------------------------------------------------------------------------------
@@ -114,6 +118,7 @@ class Graph:
         return 1 + layer * (self.n_heads + 1) + is_mlp * self.n_heads
 
     def edge(self, source: int, receiver: int) -> int:
+        """The edge from a source to a receiver."""
         return int(self.receiver_start[receiver]) + source
 
     @cached_property
@@ -130,6 +135,7 @@ class Graph:
 
     @cached_property
     def source_names(self) -> list[str]:
+        """`input`, then layer by layer `a0.h0`, `a0.h1`, …, `m0`."""
         names = ["input"]
         for layer in range(self.n_layers):
             names += [f"a{layer}.h{h}" for h in range(self.n_heads)] + [f"m{layer}"]
@@ -137,6 +143,7 @@ class Graph:
 
     @cached_property
     def receiver_names(self) -> list[str]:
+        """Layer by layer `a0.h0<q>`, …, `a0.kv0<k>`, …, `m0`; last `logits`."""
         kv = "h" if self.n_kv_heads == self.n_heads else "kv"
         names = []
         for layer in range(self.n_layers):
@@ -148,9 +155,11 @@ class Graph:
 
     @cached_property
     def edge_names(self) -> list[str]:
+        """Every name, in the order of edges."""
         return [self.edge_name(e) for e in range(self.n_edges)]
 
     def edge_name(self, edge: int) -> str:
+        """The name of an edge, such as `a9.h6->m10`."""
         receiver = int(self.edge_receiver[edge])
         return f"{self.source_names[int(self.edge_source[edge])]}->{self.receiver_names[receiver]}"
 
@@ -163,6 +172,7 @@ class Graph:
         return {name: i for i, name in enumerate(self.receiver_names)}
 
     def edge_of_name(self, name: str) -> int:
+        """The edge with this name."""
         match = _EDGE.match(name)
         source = self._source_of_name.get(match["source"]) if match else None
         receiver = self._receiver_of_name.get(match["receiver"]) if match else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from itertools import cycle
 from random import Random
 
 import pytest
@@ -38,9 +40,12 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_thirty_thousand_chained_rows(name: str) -> None:
     began = time.thread_time()
-    source = Behaviour.from_pairs("b", rows(CHAINS[name](30_000))).source
-    assert isinstance(source, tuple) and len({row.part for row in source}) == 1  # all hang together
-    assert time.thread_time() - began < 3
+    links = CHAINS[name](30_000)
+    source = Behaviour.from_pairs("b", rows(links)).source
+    assert isinstance(source, tuple) and time.thread_time() - began < 3
+    # all hang together: a star has one clean prompt and so one part, of the others' clean prompts every part has its own
+    assert len({row.part for row in source}) == (1 if name == "a star" else 3)
+    assert len({(row.clean, row.part) for row in source}) == len({clean for clean, _ in links})
 
 
 @given(
@@ -52,11 +57,18 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
 )
 def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
     """The slow twin: without shortening any path. A file's parts must not change with the program's version."""
-    import hashlib
-    from itertools import cycle
+    source = Behaviour.from_pairs("b", rows(links)).source
+    assert isinstance(source, tuple)
+    strict = dealt(links)
+    few = [strict.count(part) < len(links) * share for part, share in HALF_OF_WHAT_IT_SHOULD_HAVE.items()]
+    assert [row.part for row in source] == (dealt([(a, a) for a, _ in links]) if any(few) else strict)
 
-    from mechrl.behaviours.custom import _DEAL
 
+HALF_OF_WHAT_IT_SHOULD_HAVE = {"discovery": 1 / 4, "test": 1 / 8, "validation": 1 / 8}
+
+
+def dealt(links: list[tuple[int, int]]) -> list[str]:
+    """The part of every row; rows that share a prompt, directly or through others, have the same."""
     group: dict[str, str] = {}
 
     def stands_for(prompt: str) -> str:
@@ -64,13 +76,11 @@ def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
             prompt = group[prompt]
         return prompt
 
-    plain = rows(links)
-    for row in plain:
-        group[stands_for(row["clean"])] = stands_for(row["corrupt"])
+    prompts = [(f"p {a}", f"p {b}") for a, b in links]
+    for clean, corrupt in prompts:
+        group[stands_for(clean)] = stands_for(corrupt)
     groups = sorted(
-        {stands_for(row["clean"]) for row in plain}, key=lambda text: hashlib.sha256(text.encode()).digest()
+        {stands_for(clean) for clean, _ in prompts}, key=lambda text: hashlib.sha256(text.encode()).digest()
     )
-    parts = dict(zip(groups, cycle(_DEAL), strict=False))
-    source = Behaviour.from_pairs("b", plain).source
-    assert isinstance(source, tuple)
-    assert [row.part for row in source] == [parts[stands_for(row["clean"])] for row in plain]
+    parts = dict(zip(groups, cycle(("discovery", "test", "discovery", "validation")), strict=False))
+    return [parts[stands_for(clean)] for clean, _ in prompts]

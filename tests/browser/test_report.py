@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mechrl.experiments.reproduce import Plan
+from mechrl.experiments.reproduce import Scope
 from mechrl.experiments.write import write_report
 from tests.experiments.made_up import made_up
 
 
 @pytest.mark.parametrize("model", ["gpt2", "other"])
 def test_tables_fit_and_figures_show(chromium, tmp_path, model):
-    view = made_up(tmp_path, model=model, plan=Plan(costly_seeds=(0, 1)))
+    view = made_up(tmp_path, model=model, scope=Scope(costly_seeds=(0, 1)))
     undone = [cell for key, cell in view.cells.matched.items() if key[1] == "ioi" and key[-1] > 0]
     for cell in undone:  # so that there are remarks
-        view.place.path(cell).unlink()
+        view.workspace.path(cell).unlink()
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     requests: list[str] = []
@@ -31,7 +31,7 @@ def test_tables_fit_and_figures_show(chromium, tmp_path, model):
 
 
 def test_it_opens_with_findings_and_ends_with_provenance(chromium, tmp_path):
-    view = made_up(tmp_path, model="gpt2", plan=Plan(costly_seeds=(0, 1)))
+    view = made_up(tmp_path, model="gpt2", scope=Scope(costly_seeds=(0, 1)))
     window = chromium.new_page(viewport={"width": 1280, "height": 900})
     window.goto(write_report(view, tmp_path).report.as_uri())
     top = window.evaluate("[...document.querySelectorAll('main > section')].map(s => s.id)")
@@ -46,7 +46,7 @@ def test_it_opens_with_findings_and_ends_with_provenance(chromium, tmp_path):
 
 def test_no_heading_is_broken_inside_a_word(chromium, tmp_path):
     """Every word of a heading is one line high."""
-    view = made_up(tmp_path, model="gpt2", plan=Plan(costly_seeds=(0, 1)))
+    view = made_up(tmp_path, model="gpt2", scope=Scope(costly_seeds=(0, 1)))
     window = chromium.new_page(viewport={"width": 1280, "height": 900})
     window.goto(write_report(view, tmp_path).report.as_uri())
     broken = window.evaluate("""() => [...document.querySelectorAll('th')].flatMap(th => {

@@ -300,9 +300,8 @@ def check_attention_under_the_pointer(v, toy: dict, pair: int, run: str) -> None
     n, stored = len(tokens), base64.b64decode(toy["attention"]["pairs"][pair][run])
     v.locator(".attention canvas").scroll_into_view_if_needed()
     box = v.locator(".attention canvas").bounding_box()
-    first = v.evaluate("document.querySelector('.attention canvas').width") / v.evaluate("devicePixelRatio")
-    cell = next(c for c in range(26, 1, -1) if first - c * n >= 0 and (first - c * n) <= 80)
-    left = first - cell * n
+    cell = float(v.get_attribute(".attention canvas", "data-cell"))
+    left = box["width"] - cell * n  # what the labels take
     cells = [(q, k) for q in range(n) for k in range(q + 1)][::3]
     assert len({stored[q * (q + 1) // 2 + k] for q, k in cells}) > 3
     for q, k in cells:

@@ -15,7 +15,7 @@ from mechrl.circuit import Circuit
 from mechrl.cli import app as cli
 from mechrl.engine import Engine
 from mechrl.models import load_model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.validity.benchmark_metrics import FRACTIONS, benchmark_metrics
 from mechrl.validity.rankings import RANKINGS, ranking
 from tests.search.model import write_model
@@ -53,7 +53,7 @@ def test_a_ranking_and_its_submission(model: str, tmp_path: Path, capsys) -> Non
 
 def test_a_circuit_is_ranked_by_its_order(model: str, tmp_path: Path, capsys) -> None:
     loaded = load_model(model)
-    circuit = search(loaded, get_behaviour("ioi"), Settings("blockwise", tau=0.5, pairs=4, k=40))
+    circuit = search(loaded, get_behaviour("ioi"), SearchSettings("blockwise", tau=0.5, pairs=4, k=40))
     circuit.save(tmp_path / "circuit.json")
     found = run(capsys, tmp_path / "circuit.json", "--fresh", 5)
     unseen = get_behaviour("ioi").pairs(loaded.tokenizer, 5, TEST_SEED, n_ctx=loaded.spec.n_ctx)

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
-from mechrl.rl.rollout import discover as by_policy
 
 import mechrl
+from mechrl.agents.paper.checkpoint import save_policy
+from mechrl.agents.paper.deploy import discover as by_paper
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.circuit import Circuit
 from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
-from mechrl.search.run import Settings, search
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +44,17 @@ def test_all_names_are_there_and_no_others() -> None:
         _ = mechrl.serach
 
 
-def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
-    behaviour, folder = mechrl.behaviour("acronyms"), shipped_policy("toy")
+def test_the_papers_agent_is_deployed_as_the_command_deploys_it(model, tmp_path) -> None:
+    torch.manual_seed(0)
+    behaviour, policy = mechrl.behaviour("acronyms"), Policy(16)
+    save_policy(policy, tmp_path)
     lines: list[str] = []
-    settings = {"tau": 0.8, "rollouts": 1, "seed": 3, "pairs": 6}
-    found = mechrl.discover(model, behaviour, "policy", policy=str(folder), report=lines.append, **settings)
-    task, reward = trained_with(folder, 0.8)
-    task = replace(task, pairs=6)
-    assert same(
-        found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward)
+    settings = {"tau": 0.8, "rollouts": 1, "seed": 3}
+    found = mechrl.discover(
+        model, behaviour, "paper", policy=str(tmp_path), report=lines.append, pairs=6, k=40, **settings
     )
-    assert lines and found.method == "policy"
+    assert same(found, by_paper(model, behaviour, policy, TaskSettings(6, 40), **settings))
+    assert lines and found.method == "paper"
 
 
 def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
 def test_a_search_is_the_commands_search(model) -> None:
     behaviour, lines = mechrl.behaviour("acronyms"), []
     found = mechrl.discover(model, behaviour, "greedy", pairs=5, tau=0.8, report=lines.append)
-    assert same(found, search(model, behaviour, Settings("greedy", tau=0.8, pairs=5))) and lines
+    assert same(found, search(model, behaviour, SearchSettings("greedy", tau=0.8, pairs=5))) and lines
 
 
 def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     path.write_text("\n".join(rows))
     backwards = mechrl.behaviour(path)
     assert not mechrl.judge(model, backwards).exhibited
-    for method in ("planner", "policy", "greedy"):
+    for method in ("planner", "greedy"):
         with pytest.raises(MechRLError, match="does not exhibit"):
             mechrl.discover(model, backwards, method)
     assert mechrl.discover(model, backwards, "greedy", force=True).behaviour == "backwards"
@@ -114,9 +115,8 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     [
         ({"method": "guess"}, MechRLError, "unknown method"),
         ({"method": "greedy", "policy": "runs/toy"}, MechRLError, "needs no policy"),
-        ({"method": "policy", "rule": "largest"}, MechRLError, "unknown rule"),
-        ({"method": "policy", "policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
-        ({"method": "policy", "rollout": 3}, TypeError, "rollout"),
+        ({"method": "paper"}, MechRLError, "needs a policy"),
+        ({"method": "paper", "policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
         ({"policy": "runs/toy"}, MechRLError, "planner needs no policy"),
         ({"planner": "no/such/folder"}, MechRLError, "no such file"),
         ({"tau": 1.5}, MechRLError, "tau must lie between"),

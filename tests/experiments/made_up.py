@@ -9,13 +9,13 @@ from typing import Any
 from mechrl.behaviours import behaviours
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare import Agent, Budget
-from mechrl.experiments.reproduce import Plan, View, cells_of, choose
-from mechrl.experiments.work import Cell, Place
-from mechrl.experiments.workshop import Gated
+from mechrl.experiments.experiment import GateResult
+from mechrl.experiments.reproduce import Scope, View, cells_of, choose
+from mechrl.experiments.work import Cell, Workspace
 from mechrl.validity.beyond import GREEDY_GRID, K_GRID
 
 
-def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> Gated:
+def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> GateResult:
     names = [b.name for b in behaviours(with_relations=False) if b.name not in without]
     verdicts = {
         b.name: {
@@ -31,28 +31,28 @@ def gated(model: str = "gpt2", without: tuple[str, ...] = ()) -> Gated:
         for b in behaviours(with_relations=False)
     }
     graph = {"layers": 12, "heads": 12, "kv_heads": 12, "edges": 32491, "nodes": 158}
-    return Gated({"model": model, "checksum": "0"}, graph, names, verdicts, examples)
+    return GateResult({"model": model, "checksum": "0"}, graph, names, verdicts, examples)
 
 
 def made_up(
     folder: Path,
     model: str = "gpt2",
-    plan: Plan | None = None,
+    scope: Scope | None = None,
     without: tuple[str, ...] = (),
     fill: bool = True,
     agent: Agent = Agent("0123456789abcdef", 3000, "metric", {}),  # noqa: B008 (frozen)
 ) -> View:
     """With `fill`, every cell is done. Deterministic rows are exactly the paper's."""
-    plan = plan or Plan(costly_seeds=(0, 1), budget=Budget())
+    scope = scope or Scope(costly_seeds=(0, 1), budget=Budget())
     known = gated(model, without)
-    chosen = choose(known, plan.only)
-    cells = cells_of(plan, known, chosen, agent)
-    place = Place(folder, lambda hands, cell: {}, lambda place: None)
+    chosen = choose(known, scope.only)
+    cells = cells_of(scope, known, chosen, agent)
+    workspace = Workspace(folder, lambda resources, cell: {}, lambda workspace: None)
     training = {"trained_in": "smollm2", "trained_on": ["ioi", "docstring"], "passes": 614400.0}
     if fill:
         for cell in cells:
-            place.write(cell, "done", result=result_of(cell))
-    return View(plan, known, chosen, cells, place, agent, training, "mechrl reproduce --model <gpt2>")
+            workspace.write(cell, "done", result=result_of(cell))
+    return View(scope, known, chosen, cells, workspace, agent, training, "mechrl reproduce --model <gpt2>")
 
 
 def result_of(cell: Cell) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from mechrl.errors import MechRLError
 from mechrl.experiments import compare
 from mechrl.experiments.compare import Agent, Budget, circuit_cell, parse_list, parse_seeds, rows
 from mechrl.experiments.compare_tables import comparison_tables
-from mechrl.experiments.work import Cell, Place
-from mechrl.experiments.workshop import Gated
-from mechrl.search.run import Settings
+from mechrl.experiments.experiment import GateResult
+from mechrl.experiments.work import Cell, Workspace
+from mechrl.search.session import SearchSettings
 from tests.test_circuit import circuit
 
 MODEL = {"model": "toy", "checksum": "0"}
@@ -31,7 +31,7 @@ def test_every_method_has_cells_of_its_own() -> None:
     for method, known in compare.SEARCHES.items():
         arguments = cell(method, "test").arguments["search"]
         assert arguments.pop("target") == "test"
-        assert Settings(**arguments, seed=0).method == known["method"]
+        assert SearchSettings(**arguments, seed=0).method == known["method"]
 
 
 def test_cells_change_with_all_that_determines_them() -> None:
@@ -78,7 +78,7 @@ def test_a_discount_is_spoken_of_if_it_is_not_the_papers() -> None:
         else:
             papers, changed = (c.arguments["policy"]["ppo"] for c in (cell(method), own))
             assert set(papers) == {"iterations", "transitions", "envs"} and changed == papers | {"gamma": 1.0}
-            assert own.name != cell(method).name and own.alone != cell(method).alone
+            assert own.name != cell(method).name and own.mutex != cell(method).mutex
 
 
 def test_one_greedy_rollout_is_a_method() -> None:
@@ -89,19 +89,19 @@ def test_one_greedy_rollout_is_a_method() -> None:
 
 def test_deployments_of_one_adapted_policy_share_its_training() -> None:
     one, other = cell("policy-adapted", "discovery"), cell("policy-adapted", "test")
-    assert one.alone == other.alone != "" and one.name != other.name
-    assert len({one.alone, cell("policy-adapted", seed=1).alone, cell("policy-from-scratch").alone}) == 3
-    assert one.alone != cell("policy-adapted", adapt_iterations=5).alone and cell("policy").alone == ""
+    assert one.mutex == other.mutex != "" and one.name != other.name
+    assert len({one.mutex, cell("policy-adapted", seed=1).mutex, cell("policy-from-scratch").mutex}) == 3
+    assert one.mutex != cell("policy-adapted", adapt_iterations=5).mutex and cell("policy").mutex == ""
 
 
 def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
-    place = Place(tmp_path, lambda hands, cell: {}, lambda place: None)
+    workspace = Workspace(tmp_path, lambda resources, cell: {}, lambda workspace: None)
     cells = [cell("greedy", seed=s) for s in range(4)]
     numbers = {"edges": 5, "f": 0.9, "f_test": 0.8, "passes": 10.0, "seconds": 1.0}
-    place.write(cells[0], "done", result=numbers | {"edges_pruned": 3, "reached": True})
-    place.write(cells[1], "done", result=numbers | {"edges_pruned": 5, "reached": False})
-    place.write(cells[2], "failed", reason="no <memory>")
-    (row,) = rows(cells, place)
+    workspace.write(cells[0], "done", result=numbers | {"edges_pruned": 3, "reached": True})
+    workspace.write(cells[1], "done", result=numbers | {"edges_pruned": 5, "reached": False})
+    workspace.write(cells[2], "failed", reason="no <memory>")
+    (row,) = rows(cells, workspace)
     assert (row.seeds, row.done, row.failed, row.reached) == (4, 2, 1, 1)
     assert (
         row.edges_pruned.mean == 4
@@ -109,37 +109,40 @@ def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
         and row.edges_pruned.n == 2
     )
     assert row.status == "failed on 1 of 4: no <memory>; 1 of 4 not done yet; short of τ on 1 of 2"
-    (table,) = comparison_tables([row], Budget(), "mechrl compare", Gated(MODEL, {}, ["ioi"], {}, {}))
+    (table,) = comparison_tables([row], Budget(), "mechrl compare", GateResult(MODEL, {}, ["ioi"], {}, {}))
     assert table.texts()[0][:3] == ["ioi", "EAP-IG greedy", "4 ± 1"] and "no <memory>" in table.texts()[0][-1]
-    (empty,) = rows([cell("acdc")], place)
+    (empty,) = rows([cell("acdc")], workspace)
     assert empty.edges is None and empty.status == "1 of 1 not done yet"
 
 
 def test_stability_is_that_of_the_circuits_that_are_done(tmp_path: Path) -> None:
-    place = Place(tmp_path, lambda hands, cell: {}, lambda place: None)
+    workspace = Workspace(tmp_path, lambda resources, cell: {}, lambda workspace: None)
     cells = [cell("greedy", seed=s) for s in range(3)]
     numbers = {"edges": 5, "f": 0.9, "f_test": 0.8, "passes": 10.0, "seconds": 1.0}
     done = numbers | {"edges_pruned": 3, "reached": True}
     whole = replace(circuit(), settings={}, mask=np.ones(circuit().graph.n_edges, dtype=bool))
     empty = replace(whole, mask=~whole.mask)
     for one, found in zip(cells[:2], (whole, empty), strict=True):
-        place.write(one, "done", result=done)
-        compare.circuit_path(place, one).parent.mkdir(exist_ok=True)
-        found.save(compare.circuit_path(place, one))
-    (row,) = rows(cells, place, stability=True)
+        workspace.write(one, "done", result=done)
+        compare.circuit_path(workspace, one).parent.mkdir(exist_ok=True)
+        found.save(compare.circuit_path(workspace, one))
+    (row,) = rows(cells, workspace, stability=True)
     assert row.stability is not None and (row.stability.circuits, row.stability.jaccard.mean) == (2, 0)
-    assert rows(cells, place)[0].stability is None
+    assert rows(cells, workspace)[0].stability is None
     with_it, without = (
-        comparison_tables([r], Budget(), "mechrl compare", Gated(MODEL, {}, ["ioi"], {}, {}))[0]
+        comparison_tables([r], Budget(), "mechrl compare", GateResult(MODEL, {}, ["ioi"], {}, {}))[0]
         for r in (row, replace(row, stability=None))
     )
     assert len(with_it.texts()[0]) == len(with_it.headings) == len(without.headings) + 2
     assert "0.00" in with_it.texts()[0]
 
 
-@pytest.mark.parametrize("text", ["", "a", "0,-1", "1.5"])
-def test_mistakes_are_one_line(text: str) -> None:
-    with pytest.raises(MechRLError, match="--seeds takes"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "--seeds takes"), ("a", "--seeds takes"), ("0,-1", "a seed lies"), ("1.5", "--seeds takes")],
+)
+def test_mistakes_are_one_line(text: str, said: str) -> None:
+    with pytest.raises(MechRLError, match=said):
         parse_seeds(text)
     with pytest.raises(MechRLError):
         parse_list(text, "methods", compare.METHODS)

@@ -32,9 +32,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def hands(folder: Path, policy: Path) -> jobs.Hands:
-    return jobs.Hands(
-        Place(folder, jobs.do, jobs.Hands, {"model": "toy", "device": "cpu", "policy": str(policy)})
+def resources(folder: Path, policy: Path) -> jobs.Resources:
+    return jobs.Resources(
+        Workspace(folder, jobs.do, jobs.Resources, {"model": "toy", "device": "cpu", "policy": str(policy)})
     )
 
 
@@ -49,8 +49,8 @@ def test_stopped_and_continued_equals_straight(
     agent = Agent("0", 60, "metric", {"max_steps": 5})
     assert RewardSettings(**agent.reward).max_steps == 5
     cell = circuit_cell(MODEL, "acronyms", method, "discovery", 0, BUDGET, agent)
-    straight = jobs.do(hands(tmp_path / "straight", policy), cell)
-    mine = hands(tmp_path / "stopped", policy)
+    straight = jobs.do(resources(tmp_path / "straight", policy), cell)
+    mine = resources(tmp_path / "stopped", policy)
     for n in (1, 2):
         monkeypatch.setattr(jobs, "stopping", stop_at(n))
         with pytest.raises(Stopped):
@@ -62,29 +62,29 @@ def test_stopped_and_continued_equals_straight(
     monkeypatch.setattr(jobs, "stopping", lambda: False)
     assert without_time(jobs.do(mine, cell)) == without_time(straight)
     left = (
-        [mine.place.scratch(cell)] if method == "policy-adapted" else []
+        [mine.workspace.scratch(cell)] if method == "policy-adapted" else []
     )  # a training that others may share
     assert list((tmp_path / "stopped" / "work").iterdir()) == left
 
 
 def test_a_damaged_state_costs_time_only(tmp_path: Path, policy: Path) -> None:
     cell = circuit_cell(MODEL, "acronyms", "greedy", "discovery", 0, BUDGET)
-    mine = hands(tmp_path, policy)
-    mine.place.scratch(cell).mkdir(parents=True)
-    (mine.place.scratch(cell) / "state.safetensors").write_bytes(b"half of a st")
-    assert jobs.do(mine, cell)["reached"] and not mine.place.scratch(cell).exists()
+    mine = resources(tmp_path, policy)
+    mine.workspace.scratch(cell).mkdir(parents=True)
+    (mine.workspace.scratch(cell) / "state.safetensors").write_bytes(b"half of a st")
+    assert jobs.do(mine, cell)["reached"] and not mine.workspace.scratch(cell).exists()
 
 
 def test_both_targets_share_one_training(tmp_path: Path, policy: Path) -> None:
     agent = Agent("0", 60, "metric", {"max_steps": 5})
-    mine = hands(tmp_path, policy)
+    mine = resources(tmp_path, policy)
     one, other = (
         circuit_cell(MODEL, "acronyms", "policy-adapted", t, 0, BUDGET, agent) for t in ("discovery", "test")
     )
     first = jobs.do(mine, one)
-    metrics = (mine.place.scratch(one) / "metrics.jsonl").read_bytes()
+    metrics = (mine.workspace.scratch(one) / "metrics.jsonl").read_bytes()
     second = jobs.do(mine, other)
-    assert (mine.place.scratch(other) / "metrics.jsonl").read_bytes() == metrics
+    assert (mine.workspace.scratch(other) / "metrics.jsonl").read_bytes() == metrics
     assert second["learning"] == first["learning"] and second["passes_training"] == first["passes_training"]
     assert (
         second["passes"] >= first["passes"]
@@ -104,7 +104,7 @@ def test_what_a_job_tells_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None:
-    result = jobs.do(hands(tmp_path, policy), Cell("gate", {"model": "toy", "names": ["acronyms"]}))
+    result = jobs.do(resources(tmp_path, policy), Cell("gate", {"model": "toy", "names": ["acronyms"]}))
     assert result["verdicts"][0]["exhibited"] and result["graph"]["edges"] == 1519
     assert result["examples"]["acronyms"]["prompt"].startswith("The ") and result["device"] == "CPU"
 
@@ -112,30 +112,30 @@ def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None
 def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -> None:
     known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 40}, "reward": {"max_steps": 5}, "width": 8}
     ppo = {"iterations": 1, "transitions": 16, "envs": 4}
-    cell = Cell("train", MODEL | known | {"ppo": ppo}, alone="policy")
-    mine = hands(tmp_path, policy)
+    cell = Cell("train", MODEL | known | {"ppo": ppo}, mutex="policy")
+    mine = resources(tmp_path, policy)
     result = jobs.do(mine, cell)
-    agent = read_agent(mine.place.scratch(cell))
+    agent = read_agent(mine.workspace.scratch(cell))
     assert (agent.k, agent.prefilter, agent.reward["max_steps"]) == (40, "metric", 5) and result[
         "passes"
     ] > 16 * 3 / 20
     found = circuit_cell(MODEL, "acronyms", "policy", "paper", 0, BUDGET, agent)
-    assert jobs.do(hands(tmp_path, mine.place.scratch(cell)), found)["f"] > 0.5
+    assert jobs.do(resources(tmp_path, mine.workspace.scratch(cell)), found)["f"] > 0.5
 
 
 def test_more_training_has_the_discount_of_the_policy(tmp_path: Path, policy: Path) -> None:
     known = {"names": ["acronyms"], "task": {"pairs": 3, "k": 40}, "reward": {"max_steps": 5}, "width": 8}
     ppo = {"iterations": 1, "transitions": 16, "envs": 4, "gamma": 1.0}
-    training = Cell("train", MODEL | known | {"ppo": ppo}, alone="policy")
-    folder = hands(tmp_path, policy).place.scratch(training)
-    jobs.do(hands(tmp_path, policy), training)
-    agent, mine = read_agent(folder), hands(tmp_path, folder)
+    training = Cell("train", MODEL | known | {"ppo": ppo}, mutex="policy")
+    folder = resources(tmp_path, policy).workspace.scratch(training)
+    jobs.do(resources(tmp_path, policy), training)
+    agent, mine = read_agent(folder), resources(tmp_path, folder)
     assert agent.ppo == {"gamma": 1.0} and read_agent(policy).ppo == {}
     budget = replace(BUDGET, adapt_iterations=1, scratch_iterations=1)
     for method in ("policy-adapted", "policy-from-scratch"):
         cell = circuit_cell(MODEL, "acronyms", method, "discovery", 0, budget, agent)
         jobs.do(mine, cell)
-        assert json.loads((mine.place.scratch(cell) / "run.json").read_text())["ppo"]["gamma"] == 1.0
+        assert json.loads((mine.workspace.scratch(cell) / "run.json").read_text())["ppo"]["gamma"] == 1.0
 
 
 def test_cells_have_the_candidates_and_the_target_of_training(tmp_path: Path, policy: Path) -> None:
@@ -147,11 +147,11 @@ def test_cells_have_the_candidates_and_the_target_of_training(tmp_path: Path, po
         "width": 8,
     }
     training = Cell(
-        "train", MODEL | known | {"ppo": {"iterations": 1, "transitions": 16, "envs": 4}}, alone="policy"
+        "train", MODEL | known | {"ppo": {"iterations": 1, "transitions": 16, "envs": 4}}, mutex="policy"
     )
-    folder = hands(tmp_path, policy).place.scratch(training)
-    jobs.do(hands(tmp_path, policy), training)
-    agent, mine = read_agent(folder), hands(tmp_path, folder)
+    folder = resources(tmp_path, policy).workspace.scratch(training)
+    jobs.do(resources(tmp_path, policy), training)
+    agent, mine = read_agent(folder), resources(tmp_path, folder)
     assert agent.spare == 0.05 and agent.best_so_far and agent.reward == reward
     row = jobs.do(
         mine, circuit_cell(MODEL, "acronyms", "policy-greedy", "paper", 0, BUDGET, agent, assess=True)

@@ -18,8 +18,8 @@ import pytest
 from mechrl.errors import MechRLError
 from mechrl.experiments import ray_cluster as cluster
 from mechrl.experiments import work
-from mechrl.experiments.ray_cluster import Cluster
-from mechrl.experiments.work import Place, Progress
+from mechrl.experiments.ray_cluster import RayExecutor
+from mechrl.experiments.work import CellProgress, Workspace
 from tests.experiments import work_jobs
 from tests.experiments.test_work import alive, attempts, cell, until
 
@@ -34,31 +34,37 @@ def ray() -> Iterator[Any]:
 
 
 def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands, {"command": "test", "device": "cpu"}, jobs=2)
-    crew = Cluster(place, ray)
+    workspace = Workspace(
+        tmp_path, work_jobs.do, work_jobs.resources, {"command": "test", "device": "cpu"}, jobs=2
+    )
+    executor = RayExecutor(workspace, ray)
     good, once, dies, refuses, breaks = map(cell, ("works", "dies once", "dies", "refuses", "breaks"))
-    sharing = [cell("shares", seed, alone="together") for seed in range(2)]
+    sharing = [cell("shares", seed, mutex="together") for seed in range(2)]
     cells = [good, once, dies, refuses, breaks, *sharing]
-    crew.place = replace(crew.place, jobs=2)  # as if two shared a GPU
+    executor.workspace = replace(executor.workspace, jobs=2)  # as if two shared a GPU
     cells.append(cell("needs much"))  # and has it for itself in the end
-    seen: list[Progress] = []
-    assert work.run(cells, place, report=seen.append, crew=crew)
-    assert [place.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
-    reasons = [place.record(c)["reason"] for c in (dies, refuses, breaks)]
+    seen: list[CellProgress] = []
+    assert work.run(cells, workspace, report=seen.append, executor=executor)
+    assert [workspace.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
+    reasons = [workspace.record(c)["reason"] for c in (dies, refuses, breaks)]
     assert reasons[0].startswith("its process was lost to the cluster (ActorDiedError") and reasons[
         0
     ].endswith(", 3 times")
     assert reasons[1:] == ["that cannot be done", "ZeroDivisionError: by zero"]
-    assert (attempts(place, once), attempts(place, dies), attempts(place, good)) == (2, work.ATTEMPTS, 1)
+    assert (attempts(workspace, once), attempts(workspace, dies), attempts(workspace, good)) == (
+        2,
+        work.ATTEMPTS,
+        1,
+    )
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0)
 
 
 def test_out_of_time_the_workers_leave_a_state(ray: Any, tmp_path: Path) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands, jobs=2)
+    workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources, jobs=2)
     good, waits = cell("works"), cell("waits")
-    assert not work.run([good, waits], place, seconds=8.0, crew=Cluster(place, ray))
+    assert not work.run([good, waits], workspace, seconds=8.0, executor=RayExecutor(workspace, ray))
     assert (
-        place.done(good) and place.record(waits) is None and attempts(place, waits) == 1
+        workspace.done(good) and workspace.record(waits) is None and attempts(workspace, waits) == 1
     )  # stopped, not failed
 
 
@@ -88,9 +94,9 @@ class Stand:
 def test_actors_share_out_gpus_and_cores(
     tmp_path: Path, gpus, cores, device, jobs, share, cpus, on_one
 ) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs)
-    crew = Cluster(place, Stand(gpus, *cores))
-    assert crew._needs == {"num_cpus": cpus, "num_gpus": share} and crew.place.jobs == on_one
+    workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources, {"device": device}, jobs)
+    executor = RayExecutor(workspace, Stand(gpus, *cores))
+    assert executor._needs == {"num_cpus": cpus, "num_gpus": share} and executor.workspace.jobs == on_one
     assert cluster.gpus(Stand(gpus, *cores)) == gpus
 
 

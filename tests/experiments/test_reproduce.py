@@ -22,7 +22,7 @@ from mechrl.experiments.paper_tables import all_tables
 from mechrl.experiments.reproduce import (
     QUICK,
     Agreement,
-    Plan,
+    Scope,
     acdc_best,
     agreements,
     choose,
@@ -104,7 +104,7 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_path: Path) -> None:
-    plan = Plan(seeds=(0,), only=QUICK.only)
+    scope = Scope(seeds=(0,), only=QUICK.only)
     paid_for_the_best = Agent("0", 3000, "union", {"best_so_far": True, "margin": 0.07}, 0.01)
     reaches = Agent(
         "0", 3000, "union", {"take_back": True, "margin": 0.03, "tau_high": 0.9}, 0.01, reach=0.93
@@ -118,7 +118,7 @@ def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_pa
         ),
         ("reaches", reaches, "sampled rollouts and a greedy one with f ≥ 0.9, the target of its training"),
     ):
-        view = made_up(tmp_path / name, plan=plan, agent=agent)
+        view = made_up(tmp_path / name, scope=scope, agent=agent)
         texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
         assert [key for key, text in texts.items() if rule in text] == [
             key for key in texts if key[:8] in OF_THE_POLICY
@@ -149,14 +149,14 @@ def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
 
 
 def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0, 1), only=QUICK.only))
+    view = made_up(tmp_path, scope=Scope(seeds=(0, 1), only=QUICK.only))
 
     def put(
         target: str, name: str, method: str, seed: int, edges: int, passes: float, reached: bool = True
     ) -> None:
         cell = view.cells.matched[target, name, method, seed]
         known = {"edges_pruned": edges, "passes": passes, "reached": reached}
-        view.place.write(cell, "done", result=result_of(cell) | known)
+        view.workspace.write(cell, "done", result=result_of(cell) | known)
 
     for case, own, theirs in (
         (("ioi", 0), (50, 100.0), (100, 400.0)),  # the policy is better on both axes
@@ -188,8 +188,8 @@ def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> 
 
 
 def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0, 1), only=QUICK.only))
-    view.place.path(view.cells.matched["discovery", "ioi", "acdc", 1]).unlink()
+    view = made_up(tmp_path, scope=Scope(seeds=(0, 1), only=QUICK.only))
+    view.workspace.path(view.cells.matched["discovery", "ioi", "acdc", 1]).unlink()
     (summary,) = [table for table in all_tables(replace(view)) if table.name == "table-10-summary"]
     rows = {r["method"]: r for r in summary.to_json()["rows"] if r["matched on"] == "discovery pairs"}
     kept = [
@@ -209,9 +209,9 @@ def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(t
 
 
 def test_failed_cells_are_shown(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0,), only=QUICK.only))
+    view = made_up(tmp_path, scope=Scope(seeds=(0,), only=QUICK.only))
     cell = view.cells.matched["test", "ioi", "acdc", 0]
-    view.place.write(cell, "failed", reason="out of <memory>")
+    view.workspace.write(cell, "failed", reason="out of <memory>")
     view = replace(view)
     done, failed, total = view.count()
     assert (failed, done) == (1, total - 1)
@@ -231,7 +231,7 @@ def test_failed_cells_are_shown(tmp_path: Path) -> None:
 
 
 def test_the_page_says_by_which_other_commands_its_cells_were_made(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0,), only=QUICK.only))
+    view = made_up(tmp_path, scope=Scope(seeds=(0,), only=QUICK.only))
     by = (
         f"{view.command} --jobs 3",
         "mechrl compare --half --out 'a b' --seconds 9.5 --jobs=2",
@@ -244,12 +244,13 @@ def test_the_page_says_by_which_other_commands_its_cells_were_made(tmp_path: Pat
 
 
 def test_the_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0, 1)))
+    view = made_up(tmp_path, scope=Scope(seeds=(0, 1)))
     html = write_report(view, tmp_path).report.read_text()
     assert "http:" not in html and "https:" not in html and "<script" not in html
     assert all(uri.startswith(("data:", "#")) for uri in re.findall(r'(?:src|href)="([^"]*)"', html))
     assert "<b>ioi</b>" not in html and "&lt;b&gt;ioi&lt;/b&gt;" in html and "--model &lt;gpt2&gt;" in html
-    assert html.count("<img") == 5 and html.count("<section") == 18
+    # five figures and thirteen tables; the findings, which show figure 5 too, and the provenance
+    assert html.count("<img") == 5 + 1 and html.count("<section") == 5 + 13 + 2
     for kind, n in (("csv", 13), ("json", 13), ("md", 13)):
         assert len(list((tmp_path / "tables").glob(f"*.{kind}"))) == n
     for svg in (tmp_path / "figures").glob("*.svg"):
@@ -311,13 +312,15 @@ def test_a_shipped_policy_says_what_its_training_cost(name: str) -> None:
 
 
 def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:
-    some = made_up(tmp_path, plan=Plan(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "policy")))
+    some = made_up(
+        tmp_path, scope=Scope(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "policy"))
+    )
     everything = made_up(tmp_path, fill=False)
     assert everything.count()[0] == some.count()[0] == len(list(some.cells)) < len(list(everything.cells))
 
 
 def test_best_of_a_sweep(tmp_path: Path) -> None:
-    view = made_up(tmp_path, plan=Plan(seeds=(0,)))
+    view = made_up(tmp_path, scope=Scope(seeds=(0,)))
     assert [acdc_best(view, name, 0.9)[0] for name in ("ioi", "greater-than", "country-capital")] == [
         0.01,
         0.003,

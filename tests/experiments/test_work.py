@@ -17,57 +17,61 @@ from filelock import FileLock
 
 from mechrl.errors import MechRLError
 from mechrl.experiments import work
-from mechrl.experiments.work import Cell, Place, Progress
+from mechrl.experiments.work import Cell, CellProgress, Workspace
 from tests.experiments import work_jobs
 
 
-def cell(method: str, seed: int = 0, alone: str = "") -> Cell:
-    return Cell("test", {"behaviour": "x/../y <b>", "method": method, "seed": seed}, alone)
+def cell(method: str, seed: int = 0, mutex: str = "") -> Cell:
+    return Cell("test", {"behaviour": "x/../y <b>", "method": method, "seed": seed}, mutex)
 
 
-def attempts(place: Place, cell: Cell) -> int:
-    return len((place.scratch(cell) / "attempt").read_text())
+def attempts(workspace: Workspace, cell: Cell) -> int:
+    return len((workspace.scratch(cell) / "attempt").read_text())
 
 
 def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands, {"command": "test"}, jobs=2)
+    workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources, {"command": "test"}, jobs=2)
     good, once, dies, refuses, breaks = map(cell, ("works", "dies once", "dies", "refuses", "breaks"))
-    sharing = [cell("shares", seed, alone="together") for seed in range(3)]
+    sharing = [cell("shares", seed, mutex="together") for seed in range(3)]
     cells = [good, once, dies, refuses, breaks, *sharing]
-    seen: list[Progress] = []
-    assert work.run(cells, place, report=seen.append)
-    assert [place.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
-    reasons = [place.record(c)["reason"] for c in (dies, refuses, breaks)]
+    seen: list[CellProgress] = []
+    assert work.run(cells, workspace, report=seen.append)
+    assert [workspace.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
+    reasons = [workspace.record(c)["reason"] for c in (dies, refuses, breaks)]
     assert reasons == [
         "its process was killed by SIGKILL, 3 times",
         "that cannot be done",
         "ZeroDivisionError: by zero",
     ]
-    assert (attempts(place, once), attempts(place, dies), attempts(place, good)) == (2, work.ATTEMPTS, 1)
+    assert (attempts(workspace, once), attempts(workspace, dies), attempts(workspace, good)) == (
+        2,
+        work.ATTEMPTS,
+        1,
+    )
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0) and seen[0].left == 8
     assert sorted(p.name for p in (tmp_path / "cells").iterdir()) == sorted(f"{c.name}.json" for c in cells)
 
     # what is done is not done again; what failed is tried again
-    before = {c.name: place.path(c).read_bytes() for c in (good, once)}
-    assert work.run([good, once, refuses], place)
-    assert {c.name: place.path(c).read_bytes() for c in (good, once)} == before
-    assert (attempts(place, good), attempts(place, refuses)) == (1, 2)
+    before = {c.name: workspace.path(c).read_bytes() for c in (good, once)}
+    assert work.run([good, once, refuses], workspace)
+    assert {c.name: workspace.path(c).read_bytes() for c in (good, once)} == before
+    assert (attempts(workspace, good), attempts(workspace, refuses)) == (1, 2)
 
 
 def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_path: Path) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands, jobs=2)
+    workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources, jobs=2)
     large, too_large = (
-        [cell("needs much", seed, alone="one at a time") for seed in range(2)],
+        [cell("needs much", seed, mutex="one at a time") for seed in range(2)],
         cell("needs too much"),
     )
     cells = [*large, too_large, *(cell("works", seed) for seed in range(3))]
     ended: list[Cell] = []
-    assert work.run(cells, place, report=lambda now: ended.append(now.finished) if now.finished else None)
-    assert [place.done(c) for c in cells] == [True, True, False, True, True, True]
-    assert place.record(too_large)["reason"] == "it does not fit" and attempts(place, too_large) == 2
+    assert work.run(cells, workspace, report=lambda now: ended.append(now.finished) if now.finished else None)
+    assert [workspace.done(c) for c in cells] == [True, True, False, True, True, True]
+    assert workspace.record(too_large)["reason"] == "it does not fit" and attempts(workspace, too_large) == 2
     assert {c.name for c in ended[:3]} == {c.name for c in cells[3:]} and len(ended) == 6
     assert (
-        work.run([too_large], replace(place, jobs=1)) and attempts(place, too_large) == 3
+        work.run([too_large], replace(workspace, jobs=1)) and attempts(workspace, too_large) == 3
     )  # nobody to wait for
 
 
@@ -84,22 +88,22 @@ def test_workers_share_out_the_memory_of_a_gpu(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index))
     )
-    work.share_machine(Place(tmp_path, work_jobs.do, work_jobs.hands, {"device": device}, jobs))
+    work.share_machine(Workspace(tmp_path, work_jobs.do, work_jobs.resources, {"device": device}, jobs))
     assert asked == ([] if share is None else [(pytest.approx(share), 1 if device == "cuda:1" else None)])
 
 
 def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:
-    place = Place(tmp_path, work_jobs.do, work_jobs.hands)
+    workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources)
     good, waits = cell("works"), cell("waits")
     began = time.monotonic()
-    assert not work.run([good, waits], place, seconds=6.0)
+    assert not work.run([good, waits], workspace, seconds=6.0)
     assert time.monotonic() - began < 30
-    assert place.record(waits) is None  # stopped, not failed
-    assert not work.run([cell("works", 1)], place, stopped=[signal.SIGTERM])
+    assert workspace.record(waits) is None  # stopped, not failed
+    assert not work.run([cell("works", 1)], workspace, stopped=[signal.SIGTERM])
     with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is at work"):
-        work.run([good], place)
-    place.path(good).write_text('{"format": 1, "sta')  # cut short
-    assert place.record(good) is None and not place.done(good)
+        work.run([good], workspace)
+    workspace.path(good).write_text('{"format": 1, "sta')  # cut short
+    assert workspace.record(good) is None and not workspace.done(good)
 
 
 def test_names_are_files_and_tell_cells_apart() -> None:
@@ -107,7 +111,7 @@ def test_names_are_files_and_tell_cells_apart() -> None:
         Cell("test", {"method": "a", "more": 1}).name
     }
     assert len(names) == 5 and all(set(n) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for n in names)
-    assert cell("a").name == cell("a", alone="z").name  # how it is run is not what it is
+    assert cell("a").name == cell("a", mutex="z").name  # how it is run is not what it is
 
 
 def workers_of(pid: int) -> list[int]:

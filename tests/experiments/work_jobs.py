@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Place, check_stop
+from mechrl.experiments.work import Cell, Workspace, check_stop
 
 
-def hands(place: Place) -> Place:
-    return place
+def resources(workspace: Workspace) -> Workspace:
+    return workspace
 
 
-def do(place: Place, cell: Cell) -> dict[str, Any]:
-    what, scratch = cell.arguments["method"], place.scratch(cell)
+def do(workspace: Workspace, cell: Cell) -> dict[str, Any]:
+    what, scratch = cell.arguments["method"], workspace.scratch(cell)
     attempts = note(scratch, "attempt")
     if what == "dies" or (what == "dies once" and attempts == 1):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -25,7 +25,7 @@ def do(place: Place, cell: Cell) -> dict[str, Any]:
         raise MechRLError("that cannot be done")
     if what == "breaks":
         raise ZeroDivisionError("by zero\nand more")
-    if (what == "needs much" and place.jobs > 1) or what == "needs too much":
+    if (what == "needs much" and workspace.jobs > 1) or what == "needs too much":
         raise OutOfMemory("it does not fit")
     if what == "waits":
         while True:

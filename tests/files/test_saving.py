@@ -19,7 +19,7 @@ from mechrl.cli import app as cli
 from mechrl.cli import planner as planner_command
 from mechrl.cli import search as searching
 from mechrl.experiments import collect as planner_jobs
-from mechrl.experiments.work import Cell, Desk, Place
+from mechrl.experiments.work import Cell, CellRunner, Workspace
 from mechrl.files import CannotWrite, saving
 from mechrl.search.problem import State
 from tests.experiments import work_jobs
@@ -108,7 +108,7 @@ def test_a_circuit_that_cannot_be_saved_is_printed(
         found = Circuit.load("copied.json")
     else:
         found = printed_circuit(said.out)
-    assert found.edges > 0 and found.behaviour == "ioi"
+    assert len(found) and found.behaviour == "ioi"
     assert (
         said.err.splitlines()[-1].startswith("mechrl: out/circuit.json: cannot be written")
         and FULL in said.err
@@ -255,24 +255,29 @@ def test_a_cells_result_is_kept_until_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "RETRY", 0.0)
-    place, cell = Place(tmp_path, work_jobs.do, work_jobs.hands), Cell("test", {"method": "works", "seed": 0})
+    workspace, cell = (
+        Workspace(tmp_path, work_jobs.do, work_jobs.resources),
+        Cell("test", {"method": "works", "seed": 0}),
+    )
     done, tries = [], []
-    write, job = Place.write, place.job
+    write, job = Workspace.write, workspace.job
 
-    def full_twice(self: Place, *arguments: object, **what: object) -> None:
+    def full_twice(self: Workspace, *arguments: object, **what: object) -> None:
         tries.append(arguments)
         if len(tries) < 3:
             raise CannotWrite("no room")
         write(self, *arguments, **what)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Place, "write", full_twice)
-    counted = Place(tmp_path, lambda hands, cell: done.append(1) or job(hands, cell), place.hands)  # type: ignore[func-returns-value]
-    assert Desk(counted).do(cell) == "finished" and place.done(cell)
+    monkeypatch.setattr(Workspace, "write", full_twice)
+    counted = Workspace(
+        tmp_path, lambda resources, cell: done.append(1) or job(resources, cell), workspace.resources
+    )  # type: ignore[func-returns-value]
+    assert CellRunner(counted).do(cell) == "finished" and workspace.done(cell)
     assert len(done) == 1 and len(tries) == 3
     monkeypatch.setattr(saving, "PATIENCE", -1.0)
     tries.clear()
     other = Cell("test", {"method": "works", "seed": 1})
-    assert Desk(counted).do(other) == "finished" and place.record(other) is None
+    assert CellRunner(counted).do(other) == "finished" and workspace.record(other) is None
 
 
 def test_a_walk_and_a_fitted_network_are_kept_until_they_can_be_written(
@@ -281,21 +286,21 @@ def test_a_walk_and_a_fitted_network_are_kept_until_they_can_be_written(
     """As long as nobody asks to stop: then it is said what could not be written."""
     monkeypatch.setattr(saving, "RETRY", 0.0)
     cell = Cell("collect", {"behaviour": "ioi", "seed": 0})
-    place, model = (
-        Place(tmp_path, planner_jobs.collect, lambda place: None),
+    workspace, model = (
+        Workspace(tmp_path, planner_jobs.collect, lambda workspace: None),
         SimpleNamespace(name="m", checksum="c"),
     )
     monkeypatch.setattr(planner_jobs, "walk", lambda *_: Walk([some_record(8, 3)], passes=1.0, seconds=2.0))
     monkeypatch.setattr(fitting, "fit", lambda *_: some_network())
 
     def collect() -> None:
-        planner_jobs.collect(model, place, cell, "ioi", 0, None, {})  # type: ignore[arg-type]
+        planner_jobs.collect(model, workspace, cell, "ioi", 0, None, {})  # type: ignore[arg-type]
 
     def fit(stopped: list[int]) -> None:
         planner_command.fit([tmp_path], tmp_path / "planner", None, fitting.FitSettings(), "cpu", stopped)
 
     for job, name, path in (
-        (collect, f"{cell.name}.safetensors", planner_jobs.records_of(place, cell)),
+        (collect, f"{cell.name}.safetensors", planner_jobs.records_of(workspace, cell)),
         (lambda: fit([]), "model.safetensors", tmp_path / "planner" / "model.safetensors"),
     ):
         disk = Disk(monkeypatch, name, times=2)

@@ -47,7 +47,7 @@ def read_records(folder: Path) -> None:
 
 def some_network() -> EditModel:
     torch.manual_seed(0)
-    return EditModel(NetworkConfig(n_features(), hidden=4, pooled=2, interaction=2, messages=True))
+    return EditModel(NetworkConfig(n_features(), hidden=4, pooled=2, interaction=2))
 
 
 def make_network(folder: Path) -> None:
@@ -66,7 +66,7 @@ def read_network(folder: Path) -> None:
     looked, record = seen()
     assert isinstance(about, dict)
     with torch.no_grad():
-        edges = network.edges(looked, record.graph)
+        edges = network.edges(looked)
         network.effect(edges, torch.from_numpy(record.cut).float(), torch.from_numpy(record.add).float())
 
 
@@ -76,7 +76,8 @@ OF = {"behaviour": "ioi", "tau": 0.9}
 def make_left(folder: Path) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(30) < 0.5
-    episode = Episode(mask, 0.93, 0.01, 0.2, [np.ones(30, bool), mask], rounds=2)
+    measured = np.where(rng.random(30) < 0.5, np.nan, rng.normal(size=30))
+    episode = Episode(mask, 0.93, 0.01, 0.2, measured, 30, [np.ones(30, bool), mask], rounds=2)
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91

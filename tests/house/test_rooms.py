@@ -32,7 +32,7 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spli
 
 
 def room(module: str) -> str:
-    """`mechrl.search.run` is in `search`; what `mechrl/__init__.py` has is in `mechrl`."""
+    """`mechrl.search.session` is in `search`; what `mechrl/__init__.py` has is in `mechrl`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
@@ -75,7 +75,7 @@ def test_no_room_imports_from_its_right() -> None:
 
 
 def test_a_planted_import_is_noticed() -> None:
-    assert backwards({"mechrl.engine.plan": "def f():\n    from mechrl.search.run import search\n"}) == {
+    assert backwards({"mechrl.engine.plan": "def f():\n    from mechrl.search.session import search\n"}) == {
         ("engine", "search")
     }
     assert backwards({"mechrl.graph": "from mechrl import viewer\n"}) == {("graph", "viewer")}

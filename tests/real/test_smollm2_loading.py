@@ -118,7 +118,10 @@ def test_the_gguf_file_itself_loads(model: Model, gguf_file: Path) -> None:
     direct = load_model(gguf_file)
     assert direct.checksum == model.checksum
     assert direct.tokenizer is not None and model.tokenizer is not None
-    assert direct.tokenizer.prompt(PROMPTS[1]) == model.tokenizer.prompt(PROMPTS[1])
+    assert (
+        direct.tokenizer.bos is None
+    )  # as its add_bos_token says; under its name it opens with <|endoftext|>
+    assert direct.tokenizer.opened("yes").prompt(PROMPTS[1]) == model.tokenizer.prompt(PROMPTS[1])
 
 
 def test_file_that_was_tampered_with(gguf_file: Path, tmp_path: Path, monkeypatch) -> None:

@@ -19,7 +19,7 @@ from mechrl.cli.validate import validate_command
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models import load_model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread, hypergeometric_at_least
 from mechrl.validity.checks import N_RANDOM, components, random_circuits, recovery, validate
 from mechrl.validity.setting import Setting, f_of
@@ -161,7 +161,7 @@ def test_the_circuit_of_another_model_is_refused() -> None:
 
 def test_the_discovery_pairs_are_those_of_the_search() -> None:
     model = load_model("toy")
-    circuit = search(model, get_behaviour("acronyms"), Settings("greedy", pairs=6, seed=3))
+    circuit = search(model, get_behaviour("acronyms"), SearchSettings("greedy", pairs=6, seed=3))
     assert circuit.pairs_seed == 3
     setting = Setting.of(model, get_behaviour("acronyms"), circuit)
     assert f_of(setting.engine, circuit.mask)[0] == pytest.approx(circuit.faithfulness, abs=1e-5)
@@ -171,7 +171,7 @@ def test_the_discovery_pairs_are_those_of_the_search() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys) -> None:
-    circuit = search(load_model("toy"), get_behaviour("greater-than"), Settings("greedy", pairs=6))
+    circuit = search(load_model("toy"), get_behaviour("greater-than"), SearchSettings("greedy", pairs=6))
     circuit.save(tmp_path / "circuit.json")
     validate_command(tmp_path / "circuit.json", bootstraps=2, as_json=True, device="cpu")
     printed = json.loads(capsys.readouterr().out)

@@ -14,7 +14,7 @@ from mechrl.behaviours.base import TEST_SEED
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from mechrl.models.base import Model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.validity.stability import Resampled, bootstrapped, chance_of, jaccard, overlap
 from tests.search.model import write_model
 from tests.test_circuit import circuit
@@ -74,7 +74,7 @@ def test_a_bootstrap_redraws_the_discovery_pairs_and_no_others(model: Model) -> 
 @pytest.mark.parametrize("method", ["greedy", "blockwise"])
 def test_a_method_is_run_again_with_the_circuits_settings(model: Model, method: str) -> None:
     behaviour = get_behaviour("ioi")
-    settings = Settings(method, tau=0.6, pairs=6, k=60)
+    settings = SearchSettings(method, tau=0.6, pairs=6, k=60)
     found = search(model, behaviour, settings)
     ours = bootstrapped(found, model, behaviour, 3, seed=5)
     expected = overlap([search(model, Resampled.of(behaviour, 15 + i), settings) for i in range(3)])
@@ -82,7 +82,7 @@ def test_a_method_is_run_again_with_the_circuits_settings(model: Model, method: 
 
 
 def test_what_cannot_be_run_again_is_said(model: Model, tmp_path: Path) -> None:
-    one = search(model, get_behaviour("ioi"), Settings("greedy", tau=0.3, pairs=3))
+    one = search(model, get_behaviour("ioi"), SearchSettings("greedy", tau=0.3, pairs=3))
     with pytest.raises(MechRLError, match="at least 2"):
         bootstrapped(one, model, get_behaviour("ioi"), 1)
     with pytest.raises(MechRLError, match="not found again"):

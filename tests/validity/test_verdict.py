@@ -11,7 +11,7 @@ import mechrl
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.models import load_model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.validity.setting import Setting, f_of
 from mechrl.validity.verdict import N_EDGES, bootstraps, validate_and_judge
 
@@ -23,7 +23,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def circuit(model) -> Circuit:
-    return search(model, get_behaviour("acronyms"), Settings("blockwise", pairs=12, holds_on="fresh"))
+    return search(model, get_behaviour("acronyms"), SearchSettings("blockwise", pairs=12, holds_on="fresh"))
 
 
 def judge(model, circuit: Circuit):

@@ -17,7 +17,7 @@ from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from mechrl.models.base import Model
-from mechrl.search.run import Settings, search
+from mechrl.search.session import SearchSettings, search
 from mechrl.viewer import data
 from mechrl.viewer.attention import attention_patterns
 from mechrl.viewer.data import Replay, circuit_data
@@ -35,7 +35,7 @@ def toy() -> Model:
 def found(toy: Model, tmp_path_factory: pytest.TempPathFactory) -> Circuit:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MECHRL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return search(toy, IOI, Settings("top-n", pairs=8))
+        return search(toy, IOI, SearchSettings("top-n", pairs=8))
 
 
 @pytest.fixture(scope="module")

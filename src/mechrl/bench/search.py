@@ -17,7 +17,7 @@ import torch
 from mechrl.behaviours.base import Behaviour
 from mechrl.engine import Engine
 from mechrl.models.base import Model
-from mechrl.search.run import Session, Settings, prepare
+from mechrl.search.session import SearchSession, SearchSettings, prepare
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Phases:
 def bench_search(
     load: Callable[[], Model],
     behaviour: Behaviour,
-    settings: Settings,
+    settings: SearchSettings,
     device: torch.device,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def bench_search(
     )
 
 
-def _of_the_engine(session: Session, mask: np.ndarray, device: torch.device) -> list[dict[str, Any]]:
+def _of_the_engine(session: SearchSession, mask: np.ndarray, device: torch.device) -> list[dict[str, Any]]:
     """What the engine takes for circuits as large as the one found: one, a few, and a gradient of one over all candidates."""
     problem = session.problem
     engine = Engine(problem.model, problem.pairs)

@@ -117,10 +117,10 @@ def bench_search(
     from mechrl.behaviours import get_behaviour
     from mechrl.bench import search as bench
     from mechrl.models import load_model, resolve_device
-    from mechrl.search.run import Settings
+    from mechrl.search.session import SearchSettings
 
     where = resolve_device(device)
-    chosen = Settings(method, tau=tau, seed=seed)  # type: ignore[arg-type]  # checked there
+    chosen = SearchSettings(method, tau=tau, seed=seed)  # type: ignore[arg-type]  # checked there
     subject = get_behaviour(behaviour)
     with Live("bench") as live:
         result = bench.bench_search(

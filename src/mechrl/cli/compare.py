@@ -19,7 +19,7 @@ from mechrl.messages import say
 from mechrl.ranges import MOST_EDGES, MOST_STEPS
 
 if TYPE_CHECKING:
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
 
 # ---- compare --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def compare_command(
     from mechrl.experiments import compare
     from mechrl.experiments.compare import Budget, circuit_cell, parse_list, parse_seeds
     from mechrl.experiments.compare_tables import comparison_tables
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
 
     if not 0 < tau < 1:
         raise MechRLError(f"tau must lie between 0 and 1, not be {tau:g}")
@@ -98,10 +98,10 @@ def compare_command(
     chosen = parse_list(methods or ",".join(default), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
     budget = Budget(tau=tau, pairs=pairs, k=k, adapt_iterations=iterations)
-    shop = Workshop(model, out, policy, device, jobs, seconds, ray)
-    agent = shop.agent() if set(chosen) & set(compare.PAPERS) else None
-    with _left(as_json, tables=[]), shop:
-        known = shop.gate(behaviours, force)
+    experiment = Experiment(model, out, policy, device, jobs, seconds, ray)
+    agent = experiment.agent() if set(chosen) & set(compare.PAPERS) else None
+    with _left(as_json, tables=[]), experiment:
+        known = experiment.gate(behaviours, force)
         cells = [
             circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
             for seed in numbers
@@ -110,9 +110,11 @@ def compare_command(
             for method in chosen
             if aim == "discovery" or method not in compare.PAPERS  # which know these pairs alone
         ]
-        finished = shop.run(cells)
-    tables = comparison_tables(compare.rows(cells, shop.place, stability=True), budget, shop.command, known)
-    unsaved = not_saved(lambda: shop.write_tables(tables))
+        finished = experiment.run(cells)
+    tables = comparison_tables(
+        compare.rows(cells, experiment.workspace, stability=True), budget, experiment.command, known
+    )
+    unsaved = not_saved(lambda: experiment.write_tables(tables))
     if as_json:
         answer_json({"finished": finished, "tables": [t.to_json() for t in tables]})
     else:
@@ -125,8 +127,8 @@ def compare_command(
             say(f"{out} holds the cells, the circuits and the tables")
     if unsaved is not None:
         raise unsaved
-    shop.leave(finished)
-    records = filter(None, map(shop.place.record, cells))
+    experiment.leave(finished)
+    records = filter(None, map(experiment.workspace.record, cells))
     _check_failed([record["reason"] for record in records if record["status"] == "failed"])
 
 
@@ -233,33 +235,35 @@ def reproduce_command(
 
     from mechrl.agents.paper.tasks import choose_behaviours
     from mechrl.experiments.compare import METHODS, parse_list, parse_seeds
-    from mechrl.experiments.reproduce import QUICK, Plan, View, agent_of, cells_of, choose, cost
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
+    from mechrl.experiments.reproduce import QUICK, Scope, View, agent_of, cells_of, choose, cost
     from mechrl.experiments.write import write_report
 
     if report_only and not (out / "cells").is_dir():
         raise MechRLError(
             f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out"
         )
-    plan = QUICK if quick else Plan(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
-    plan = replace(plan, budget=replace(plan.budget, envs=plan.budget.envs if quick else envs))
+    scope = QUICK if quick else Scope(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
+    scope = replace(scope, budget=replace(scope.budget, envs=scope.budget.envs if quick else envs))
     if behaviours is not None:
-        plan = replace(plan, only=tuple(b.name for b in choose_behaviours(behaviours)))
+        scope = replace(scope, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
-        plan = replace(plan, methods=tuple(parse_list(methods, "methods", METHODS)))
-    shop = Workshop(
+        scope = replace(scope, methods=tuple(parse_list(methods, "methods", METHODS)))
+    experiment = Experiment(
         model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
     )
-    with _left(as_json, report=None), shop:
-        gated = shop.gate(",".join(plan.only) or "every")
-        chosen = choose(gated, plan.only)
+    with _left(as_json, report=None), experiment:
+        gated = experiment.gate(",".join(scope.only) or "every")
+        chosen = choose(gated, scope.only)
         if not report_only:
-            _forecast(shop, cost(plan, chosen, trains=policy is None), gated.names[0], plan.budget.pairs)
-        trained, training = agent_of(shop, plan, gated)
-        cells = cells_of(plan, gated, chosen, trained)
-        finished = shop.run(list(cells))
-        command = shop.command.replace(" --report-only", "")  # it made none of the numbers
-        view = View(plan, gated, chosen, cells, shop.place, trained, training, command)
+            _forecast(
+                experiment, cost(scope, chosen, trains=policy is None), gated.names[0], scope.budget.pairs
+            )
+        trained, training = agent_of(experiment, scope, gated)
+        cells = cells_of(scope, gated, chosen, trained)
+        finished = experiment.run(list(cells))
+        command = experiment.command.replace(" --report-only", "")  # it made none of the numbers
+        view = View(scope, gated, chosen, cells, experiment.workspace, trained, training, command)
         done, failed, total = view.count()
         say(
             f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report"
@@ -274,11 +278,11 @@ def reproduce_command(
         answer(written.report)
         for line in written.lines:
             answer(line)
-    shop.leave(finished or report_only)
+    experiment.leave(finished or report_only)
     _check_failed([reason for _, reason in view.failed()])
 
 
-def _forecast(shop: Workshop, passes: dict[str, int], behaviour: str, pairs: int) -> None:
+def _forecast(experiment: Experiment, passes: dict[str, int], behaviour: str, pairs: int) -> None:
     """What the paper's agent will take, in passes and in hours here: a circuit is run once to see how long that takes."""
     from mechrl.agents.paper.tasks import Scored, TaskSettings
     from mechrl.behaviours import get_behaviour
@@ -288,9 +292,9 @@ def _forecast(shop: Workshop, passes: dict[str, int], behaviour: str, pairs: int
 
     total = sum(passes.values())
     parts = ", ".join(f"{what} {n:,}" for what, n in passes.items() if n)
-    if shop.crew is None:
+    if experiment.executor is None:
         with working("how long a pass takes"):
-            model = load_model(shop.model, device=shop.place.context["device"])
+            model = load_model(experiment.model, device=experiment.workspace.context["device"])
             scored = Scored.of(model, get_behaviour(behaviour), TaskSettings(pairs=pairs))
             seconds = estimate(scored.engine, candidate_set([scored.scores], 3000)).seconds(total)
         hours = f", at most {duration(seconds)} of forward passes by one worker on this device"

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from mechrl.errors import MechRLError
 from mechrl.names import PREFILTERS, check_model, one_of
 from mechrl.ranges import (
     MOST_AT_ONCE,
@@ -30,7 +29,7 @@ def finite(value: float | None) -> float | None:
 
 def _tau(value: float | None) -> float | None:
     if value is not None and not 0 < value < 1:
-        raise MechRLError(f"tau must lie between 0 and 1, not be {value:g}")
+        raise typer.BadParameter(f"tau must lie between 0 and 1, not be {value:g}")
     return value
 
 

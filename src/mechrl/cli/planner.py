@@ -172,16 +172,16 @@ def collect(
     from mechrl.agents.planner.network import load_model
     from mechrl.experiments import collect as collecting
     from mechrl.experiments.compare import parse_seeds
-    from mechrl.experiments.workshop import Workshop
+    from mechrl.experiments.experiment import Experiment
     from mechrl.files.reading import file_checksum
 
     seeds = parse_seeds(draws)
     if network is not None:
         load_model(network)  # it can be read, before anything is done
-    with Workshop(model, out, None, device, jobs, seconds, ray) as workshop:
-        gated = workshop.gate(behaviours)
+    with Experiment(model, out, None, device, jobs, seconds, ray) as experiment:
+        gated = experiment.gate(behaviours)
         known = None if network is None else file_checksum(network)
-        workshop.place.context["network"] = None if network is None else str(network)
+        experiment.workspace.context["network"] = None if network is None else str(network)
         settings = CollectSettings(states=states)
         cells = [
             collecting.collect_cell(
@@ -191,9 +191,9 @@ def collect(
             for name in gated.names
         ]
         for cell in cells:  # a walk whose records are gone is walked again
-            if not collecting.records_of(workshop.place, cell).exists():
-                workshop.place.path(cell).unlink(missing_ok=True)
-        return workshop.run(cells)
+            if not collecting.records_of(experiment.workspace, cell).exists():
+                experiment.workspace.path(cell).unlink(missing_ok=True)
+        return experiment.run(cells)
 
 
 def fit(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mechrl.circuit import Circuit
     from mechrl.search.problem import State
-    from mechrl.search.run import Session
+    from mechrl.search.session import SearchSession
 
 _SAVE_EVERY = 10.0  # seconds
 
@@ -132,7 +132,7 @@ def search_command(
     from mechrl.search.acdc import THRESHOLDS
     from mechrl.search.matryoshka import STEPS
     from mechrl.search.problem import Interrupted, State
-    from mechrl.search.run import ATTEMPTS, Settings, check_continues, prepare
+    from mechrl.search.session import ATTEMPTS, SearchSettings, check_continues, prepare
 
     chosen = get_behaviour(behaviour)
     if holds_on is None:
@@ -146,7 +146,7 @@ def search_command(
         attempts is None
     ):  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
         attempts = 1 if method == "blockwise" and where.type == "cpu" else ATTEMPTS
-    settings = Settings(
+    settings = SearchSettings(
         method=method,  # type: ignore[arg-type]  # checked there, with a message for people
         tau=tau,
         pairs=pairs,
@@ -265,7 +265,7 @@ _PASSES = {
 }
 
 
-def estimate(session: Session) -> str:
+def estimate(session: SearchSession) -> str:
     """What the search is going to cost: measured seconds a pass, passes from experience, memory so far (the gradients took most)."""
     import numpy as np
 

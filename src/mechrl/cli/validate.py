@@ -26,6 +26,7 @@ def validate_command(
     bootstraps: Annotated[
         int,
         typer.Option(
+            min=0,
             max=MOST_AT_ONCE,
             rich_help_panel=options.BUDGET,
             help="Run the method again on so many bootstraps of its pairs: how alike are the circuits? Each costs what the circuit did.",

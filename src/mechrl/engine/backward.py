@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mechrl.engine import kernels, kernels_backward
-from mechrl.engine.fused import FusedRun, Ground, Ship, StageOnDevice, both, first_tokens, make_jobs
+from mechrl.engine.fused import FusedRun, RunContext, StageOnDevice, Uploader, both, first_tokens, make_jobs
 from mechrl.engine.kernels import Jobs
 from mechrl.engine.kernels_backward import Readers
 from mechrl.engine.plan import Heads, Plan, Stage
@@ -36,23 +36,23 @@ class FusedGradient(FusedRun):
     _row_of_edge: Tensor  # [edges] a number for the row that every edge carries
     _rows: Tensor  # [rows] the numbers of all rows, stage by stage
 
-    def __init__(self, ground: Ground, plan: Plan) -> None:
-        super().__init__(ground.for_gradients, plan)
+    def __init__(self, context: RunContext, plan: Plan) -> None:
+        super().__init__(context.for_gradients, plan)
         row_of_edge, self._order = torch.sort(self._row_of_edge, stable=True)
         self._reader = self._reader[self._order]
         self._start = torch.searchsorted(row_of_edge, self._rows)
         self._end = torch.searchsorted(row_of_edge, self._rows, right=True)
 
-    def _send(self, ship: Ship) -> None:
-        super()._send(ship)
-        plan, ground = self.plan, self.ground
+    def _send(self, upload: Uploader) -> None:
+        super()._send(upload)
+        plan, context = self.plan, self.context
         self.edge = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.edge for pool in self.pools)])
-        self.edge_there = ship([self.edge])
+        self.edge_there = upload([self.edge])
         begin = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
         self.n_streams = begin[-1]
         # where the streams of every stage are
         self._part = {stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)}
-        self._reader = ship([self._streams_of_edges()])
+        self._reader = upload([self._streams_of_edges()])
 
         # an input row is read by all circuits of its group; for the gradients of edges each circuit has its own copy
         circuit = np.arange(plan.n_circuits)
@@ -61,12 +61,12 @@ class FusedGradient(FusedRun):
         owner = np.concatenate(
             [np.zeros(0, dtype=np.int64), *(np.repeat(p.owner, np.diff(p.start)) for p in self.pools)]
         )
-        self._row_of_edge = ship([np.where(self.codes < 2 * n_inputs, -1 - owner, self.codes)])
-        self._inputs = make_jobs(ground, group, False, [circuit, self.code(group, False)], ship)
+        self._row_of_edge = upload([np.where(self.codes < 2 * n_inputs, -1 - owner, self.codes)])
+        self._inputs = make_jobs(context, group, False, [circuit, self.code(group, False)], upload)
         self._of_stage = [
-            _Rows(self, stage, s, ship) for stage, s in zip(self.stages, plan.stages, strict=True)
+            _Rows(self, stage, s, upload) for stage, s in zip(self.stages, plan.stages, strict=True)
         ]
-        self._rows = ship([-1 - circuit, *(rows.code for rows in self._of_stage)])
+        self._rows = upload([-1 - circuit, *(rows.code for rows in self._of_stage)])
 
     def _streams_of_edges(self) -> np.ndarray:
         """[edges] 2 · (first token of the stream that every edge feeds), plus 1 for a stream of prediction positions."""
@@ -74,14 +74,14 @@ class FusedGradient(FusedRun):
         for on_device, stage in zip(self.stages, self.plan.stages, strict=True):
             at = self._part[on_device].start
             for pool, last, first in ((stage.full, 0, at), (stage.last, 1, at + on_device.full.n_tokens)):
-                begin = first_tokens(self.ground.sizes[last][pool.group])[:-1]
+                begin = first_tokens(self.context.sizes[last][pool.group])[:-1]
                 parts.append(np.repeat(2 * (first + begin) + last, np.diff(pool.start)))
         return np.concatenate(parts)
 
     def run(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """The normalised last streams [pairs of all outputs, d] under `weight` [edges]."""
-        self.flat = self.ground.room("rows", len(self.flat))
-        self.streams = self.ground.room("streams", self.n_streams)
+        self.flat = self.context.room("rows", len(self.flat))
+        self.streams = self.context.room("streams", self.n_streams)
         self.scale = self.streams.new_empty(len(self.streams))
         self.weight = weight
         self._kept: dict[int, Tensor] = {}
@@ -94,7 +94,7 @@ class FusedGradient(FusedRun):
         return self.streams[part]
 
     def _mlp_of(self, stage: StageOnDevice, x: Tensor) -> Tensor:
-        mlp = self.ground.mlp[stage.layer]
+        mlp = self.context.mlp[stage.layer]
         with torch.enable_grad():
             x = x.detach().to(mlp.W_in.dtype).requires_grad_()
             y = mlp(x)
@@ -111,10 +111,10 @@ class FusedGradient(FusedRun):
         With `against`, the store of another run stands in the place of this one's in the product row · d(stream).
         """
         store = self.flat if against is None else against
-        ground = self.ground
+        context = self.context
         readers = Readers(self._reader, self.weight[self._order], self._start, self._end)
-        per_token = self.flat.new_zeros(len(self.edge), ground.longest[0])
-        common = readers, store, self.streams, ground.pair_of_token, ground.bounds, per_token
+        per_token = self.flat.new_zeros(len(self.edge), context.longest[0])
+        common = readers, store, self.streams, context.pair_of_token, context.bounds, per_token
         first_row = self.plan.n_circuits + sum(rows.jobs.n for rows in self._of_stage)
         for stage, rows in zip(reversed(self.stages), reversed(self._of_stage), strict=True):
             part, grad = self._part[stage], grad_final
@@ -127,7 +127,7 @@ class FusedGradient(FusedRun):
                     if stage.kind == "mlp"
                     else self._attention_back(stage, rows, of_rows)
                 )
-            kernels_backward.norm_backward(self.streams[part], self.scale[part], grad, ground.model.spec)
+            kernels_backward.norm_backward(self.streams[part], self.scale[part], grad, context.model.spec)
         kernels_backward.gather(self._inputs, 0, *common, None)
         return torch.empty_like(self.weight).index_copy_(0, self._order, per_token.sum(1))
 
@@ -139,10 +139,10 @@ class FusedGradient(FusedRun):
         return torch.autograd.grad(y, x, (grad * scale).to(y.dtype))[0].to(grad.dtype) / scale
 
     def _attention_back(self, stage: StageOnDevice, rows: _Rows, grad: Tensor) -> Tensor:
-        ground, spec = self.ground, self.ground.model.spec
-        output, reading = ground.transposed[stage.layer]
+        context, spec = self.context, self.context.model.spec
+        output, reading = context.transposed[stage.layer]
         grad_z = kernels.project(
-            rows.jobs, grad, output, None, grad.new_empty(len(grad), spec.d_head), ground.tf32
+            rows.jobs, grad, output, None, grad.new_empty(len(grad), spec.d_head), context.tf32
         )
         grad_read = kernels_backward.attend_backward(
             rows.jobs,
@@ -151,16 +151,16 @@ class FusedGradient(FusedRun):
             stage.jobs,
             self._kept.pop(stage.layer),
             grad_z,
-            cache=ground.cache,
+            cache=context.cache,
             layer=stage.layer,
-            bounds=ground.bounds,
-            most_pairs=ground.longest[1],
+            bounds=context.bounds,
+            most_pairs=context.longest[1],
             spec=spec,
-            scale=ground.attention[stage.layer].scale,
-            tf32=ground.tf32,
+            scale=context.attention[stage.layer].scale,
+            tf32=context.tf32,
         )
         return kernels.project(
-            stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), ground.tf32
+            stage.jobs, grad_read, reading, None, grad.new_empty(stage.n_tokens, spec.d_model), context.tf32
         )
 
 
@@ -190,7 +190,7 @@ class _Rows:
     jobs: Jobs
     code: np.ndarray  # [n] their place in the store
 
-    def __init__(self, run: FusedGradient, on_device: StageOnDevice, stage: Stage, ship: Ship) -> None:
+    def __init__(self, run: FusedGradient, on_device: StageOnDevice, stage: Stage, upload: Uploader) -> None:
         full, last = (stage.full, stage.last) if stage.kind == "mlp" else (stage.heads_full, stage.heads_last)
         self.code = np.concatenate(
             [
@@ -211,5 +211,5 @@ class _Rows:
             member = np.argsort(key, kind="stable")
             begin = np.flatnonzero(np.diff(key[member], prepend=key.min() - 1))
             self.n_clusters = len(begin)
-            self.clusters = ship([begin, np.array([len(key)]), member])
-        self.jobs = both(run.ground, full.group, last.group, [head, self.code, *rest], ship)
+            self.clusters = upload([begin, np.array([len(key)]), member])
+        self.jobs = both(run.context, full.group, last.group, [head, self.code, *rest], upload)

@@ -61,8 +61,8 @@ class Dense:
             self.grad_final = like.new_zeros(n_circuits, cache.n_pairs, like.shape[1])
             self.grad_rows = torch.empty_like(self.rows)
             self.grad_masks = torch.empty_like(self.masks)
-        self.forward = Replayed(self._forward, model.device)
-        self.backward = Replayed(self._backward, model.device)
+        self.forward = CudaGraph(self._forward, model.device)
+        self.backward = CudaGraph(self._backward, model.device)
 
     # ---- forth ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Dense:
             grads[0].baddbmm_(weights.mT, streams)
 
 
-class Replayed:
+class CudaGraph:
     """Work of fixed shapes on tensors that stay where they are: on a CUDA device captured once and replayed, elsewhere just done."""
 
     def __init__(self, work: Callable[[], Tensor], device: torch.device) -> None:
@@ -201,7 +201,7 @@ class Replayed:
         self._graph = graph
 
 
-class Few:
+class FewCircuits:
     """The dense runs of a batch of pairs, one for every bucket that was asked for."""
 
     def __init__(self, model: Model, cache: PairsCache) -> None:

@@ -27,8 +27,8 @@ from mechrl.engine.pairs_cache import Tokens, cache_pairs
 from mechrl.engine.plan import make_plan
 from mechrl.engine.readout import Objective, Readout
 from mechrl.engine.rules import Rules
-from mechrl.engine.run_cpu import Given, OnCpu, Prefix
-from mechrl.engine.run_gpu import OnGpu
+from mechrl.engine.run_cpu import CpuBackend, Given, Prefix
+from mechrl.engine.run_gpu import GpuBackend
 from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
@@ -88,13 +88,14 @@ class Engine:
         )  # by a CUDA device's kernels
 
     @cached_property
-    def cpu(self) -> OnCpu:
+    def cpu(self) -> CpuBackend:
         """Plain products: a CPU's runs, and what a GPU's kernels do not know."""
-        return OnCpu(self.model, self.cache, self.readout, self.memory_bytes)
+        return CpuBackend(self.model, self.cache, self.readout, self.memory_bytes)
 
     @cached_property
-    def gpu(self) -> OnGpu:
-        return OnGpu(self.model, self.cache, self.readout, self.memory_bytes, self.tf32, self.half)
+    def gpu(self) -> GpuBackend:
+        """The kernels of a CUDA device."""
+        return GpuBackend(self.model, self.cache, self.readout, self.memory_bytes, self.tf32, self.half)
 
     # ---- public -----------------------------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Engine:
                 raise MechRLError(f"an edge is read before stage {stage}, where the prefix ends")
             given = Given(prefix, self.graph.n_sources_before(stage))
         before = None if given is None else given.prefix.lives[: given.n]
-        where: OnGpu | OnCpu = self.gpu if self.fused else self.cpu
+        where: GpuBackend | CpuBackend = self.gpu if self.fused else self.cpu
 
         def run(chunk: slice) -> Tensor:
             return where.outputs(make_plan(edge_set, array[chunk], given=before), reduce, given)

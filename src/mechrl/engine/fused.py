@@ -21,7 +21,7 @@ from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Model
 
 
-class Ground:
+class RunContext:
     """What all runs on the same pairs share: the model's reading weights, the pairs' cache, where its groups begin, working memory."""
 
     def __init__(self, model: Model, cache: PairsCache, bounds: np.ndarray, tf32: bool, half: bool) -> None:
@@ -40,20 +40,20 @@ class Ground:
         self._rooms: dict[str, Tensor] = {}
 
     @staticmethod
-    def of(model: Model, cache: PairsCache, tf32: bool, half: bool) -> Ground:
+    def of(model: Model, cache: PairsCache, tf32: bool, half: bool) -> RunContext:
         """One group: all pairs."""
-        return Ground(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32, half)
+        return RunContext(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32, half)
 
     @cached_property
-    def for_gradients(self) -> Ground:
+    def for_gradients(self) -> RunContext:
         """Gradients have float32 rows and streams; with half precision the MLPs, where most of the arithmetic is, keep float16's bits."""
         if self.dtype == self.model.dtype:
             return self
         first = np.zeros((2, 1), dtype=np.int64)
         bounds = np.concatenate([first, np.cumsum(self.sizes, axis=1)], axis=1)
-        ground = Ground(self.model, self.cache, bounds, self.tf32, half=False)
-        ground.mlp = self.mlp
-        return ground
+        context = RunContext(self.model, self.cache, bounds, self.tf32, half=False)
+        context.mlp = self.mlp
+        return context
 
     @cached_property
     def transposed(self) -> list[tuple[Tensor, Tensor]]:
@@ -86,26 +86,26 @@ class Ground:
 class FusedRun:
     """One execution of a plan. `flat` [tokens, d] is the store: rows at all active tokens, then rows at prediction positions."""
 
-    def __init__(self, ground: Ground, plan: Plan) -> None:
-        self.ground, self.plan = ground, plan
-        self.full_begin = first_tokens(ground.sizes[0][plan.full_group])
-        self.last_begin = first_tokens(ground.sizes[1][plan.last_group])
+    def __init__(self, context: RunContext, plan: Plan) -> None:
+        self.context, self.plan = context, plan
+        self.full_begin = first_tokens(context.sizes[0][plan.full_group])
+        self.last_begin = first_tokens(context.sizes[1][plan.last_group])
         self.n_full = int(self.full_begin[-1])
         self.pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
-        self.flat = ground.room("rows", self.n_full + int(self.last_begin[-1]))
-        with Shipment(plan, ground.model.device) as ship:
-            self._send(ship)
+        self.flat = context.room("rows", self.n_full + int(self.last_begin[-1]))
+        with Upload(plan, context.model.device) as upload:
+            self._send(upload)
 
-    def _send(self, ship: Ship) -> None:
+    def _send(self, upload: Uploader) -> None:
         plan = self.plan
         slot = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.slot for pool in self.pools)])
         is_last = np.concatenate([np.zeros(0, dtype=bool), *(pool.slot_is_last for pool in self.pools)])
         self.codes = self.code(slot, is_last)  # [edges] where the rows are that the pools' jobs sum
-        self.output = ship([plan.output + 1])
-        self.place = ship([self.codes])
+        self.output = upload([plan.output + 1])
+        self.place = upload([self.codes])
         first_edge = np.cumsum([0, *(len(pool.slot) for pool in self.pools)]).tolist()
         self.stages = [
-            StageOnDevice(self, s, first_edge[2 * i], first_edge[2 * i + 1], ship)
+            StageOnDevice(self, s, first_edge[2 * i], first_edge[2 * i + 1], upload)
             for i, s in enumerate(plan.stages)
         ]
 
@@ -127,7 +127,7 @@ class FusedRun:
     def forward(self, inputs: Tensor) -> Tensor:
         """Fills the store; returns the normalised last streams [pairs of all outputs, d]."""
         self.fill(inputs)
-        resid = self.ground.cache.resid_final
+        resid = self.context.cache.resid_final
         return self._normal(self.stages[-1], resid, resid)
 
     def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
@@ -146,10 +146,10 @@ class FusedRun:
         weight: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        ground, n = self.ground, stage.full.n_tokens
+        context, n = self.context, stage.full.n_tokens
         for jobs, of, last_token, part in (
             (stage.full, resid, None, slice(n)),
-            (stage.last, resid_last, ground.cache.last_token, slice(n, None)),
+            (stage.last, resid_last, context.cache.last_token, slice(n, None)),
         ):
             to = None if scale is None else scale[part]
             kernels.mix(
@@ -158,8 +158,8 @@ class FusedRun:
                 self.place,
                 of,
                 last_token,
-                ground.bounds,
-                ground.model.spec,
+                context.bounds,
+                context.model.spec,
                 x[part],
                 weight,
                 to,
@@ -167,18 +167,18 @@ class FusedRun:
 
     def _mlp(self, stage: StageOnDevice) -> None:
         """One run of the MLP for both pools: on a GPU the launches count."""
-        layer, bounds, n = self.ground.cache.layers[stage.layer], self.ground.bounds, stage.full.n_tokens
+        layer, bounds, n = self.context.cache.layers[stage.layer], self.context.bounds, stage.full.n_tokens
         x = self._normal(stage, layer.resid_mlp, layer.last.resid_mlp)
         x = self._mlp_of(stage, x)
         kernels.subtract(stage.full, x[:n], layer.mlp, bounds[0], self.flat[stage.full_at :])
         kernels.subtract(stage.last, x[n:], layer.last.mlp, bounds[1], self.flat[stage.last_at :])
 
     def _mlp_of(self, stage: StageOnDevice, x: Tensor) -> Tensor:
-        return self.ground.mlp[stage.layer](x, out=x)
+        return self.context.mlp[stage.layer](x, out=x)
 
     def _attention(self, stage: StageOnDevice) -> None:
-        ground, spec = self.ground, self.ground.model.spec
-        weights = ground.attention[stage.layer]
+        context, spec = self.context, self.context.model.spec
+        weights = context.attention[stage.layer]
         read = self._read(stage)
         for heads, at, last in (
             (stage.heads_full, stage.full_at, False),
@@ -190,76 +190,80 @@ class FusedRun:
                 stage.last,
                 read,
                 n_q=stage.n_q,
-                cache=ground.cache,
+                cache=context.cache,
                 layer=stage.layer,
-                bounds=ground.bounds,
-                most_pairs=ground.longest[1],
+                bounds=context.bounds,
+                most_pairs=context.longest[1],
                 last=last,
                 spec=spec,
                 scale=weights.scale,
-                tf32=ground.tf32,
+                tf32=context.tf32,
             )
-            kernels.project(heads, z, weights.W_o, None, self.flat[at : at + len(z)], ground.tf32)
+            kernels.project(heads, z, weights.W_o, None, self.flat[at : at + len(z)], context.tf32)
 
     def _read(self, stage: StageOnDevice) -> Tensor:
         """[tokens, e] q, k and v as every job of an attention stage sees them, before rotation."""
-        ground = self.ground
-        layer = ground.cache.layers[stage.layer]
+        context = self.context
+        layer = context.cache.layers[stage.layer]
         x = self._normal(stage, layer.resid_attention, layer.last.resid_attention)
-        read = x.new_empty(len(x), ground.model.spec.d_head)
-        return kernels.project(stage.jobs, x, *ground.readers[stage.layer], read, ground.tf32)
+        read = x.new_empty(len(x), context.model.spec.d_head)
+        return kernels.project(stage.jobs, x, *context.readers[stage.layer], read, context.tf32)
 
 
-Ship = Callable[[list[np.ndarray]], Tensor]
+Uploader = Callable[[list[np.ndarray]], Tensor]
 
 
 class StageOnDevice:
     """A stage's jobs and heads."""
 
     def __init__(
-        self, run: FusedRun, stage: Stage, first_edge: int, first_last_edge: int, ship: Ship
+        self, run: FusedRun, stage: Stage, first_edge: int, first_last_edge: int, upload: Uploader
     ) -> None:
-        ground = run.ground
+        context = run.context
         self.kind, self.layer = stage.kind, stage.layer
         self.full = make_jobs(
-            ground, stage.full.group, False, [stage.full.receiver, stage.full.start + first_edge], ship
+            context, stage.full.group, False, [stage.full.receiver, stage.full.start + first_edge], upload
         )
         self.last = make_jobs(
-            ground, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], ship
+            context, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], upload
         )
         self.n_tokens = self.full.n_tokens + self.last.n_tokens
         self.full_at = int(run.full_begin[stage.first_full_slot])  # where the rows of this stage go
         self.last_at = run.n_full + int(run.last_begin[stage.first_last_slot])
         if self.kind == "attention":
-            spec = ground.model.spec
+            spec = context.model.spec
             n_q, n_qk = np.searchsorted(
                 stage.full.receiver, [spec.n_heads, spec.n_heads + spec.n_kv_heads]
             ).tolist()
             self.n_q, self.n_qk = n_q, n_qk
             receiver = np.concatenate([stage.full.receiver, stage.last.receiver])
-            self.jobs = both(ground, stage.full.group, stage.last.group, [receiver], ship)
-            self.heads_full = self._heads(ground, stage.heads_full, False, ship)
-            self.heads_last = self._heads(ground, stage.heads_last, True, ship)
+            self.jobs = both(context, stage.full.group, stage.last.group, [receiver], upload)
+            self.heads_full = self._heads(context, stage.heads_full, False, upload)
+            self.heads_last = self._heads(context, stage.heads_last, True, upload)
 
-    def _heads(self, ground: Ground, heads: Heads, last: bool, ship: Ship) -> Jobs:
-        return make_jobs(ground, heads.group, last, [heads.head, heads.q, *self.kv(heads)], ship)
+    def _heads(self, context: RunContext, heads: Heads, last: bool, upload: Uploader) -> Jobs:
+        return make_jobs(context, heads.group, last, [heads.head, heads.q, *self.kv(heads)], upload)
 
     def kv(self, heads: Heads) -> tuple[np.ndarray, np.ndarray]:
         """The k and v jobs of head rows, counted within the full pool."""
         return np.where(heads.k >= 0, heads.k + self.n_q, -1), np.where(heads.v >= 0, heads.v + self.n_qk, -1)
 
 
-def make_jobs(ground: Ground, group: np.ndarray, last: bool, rest: list[np.ndarray], ship: Ship) -> Jobs:
-    begin = first_tokens(ground.sizes[int(last)][group])
-    return Jobs(len(group), int(begin[-1]), ground.longest[int(last)], ship([begin, group, *rest]))
+def make_jobs(
+    context: RunContext, group: np.ndarray, last: bool, rest: list[np.ndarray], upload: Uploader
+) -> Jobs:
+    begin = first_tokens(context.sizes[int(last)][group])
+    return Jobs(len(group), int(begin[-1]), context.longest[int(last)], upload([begin, group, *rest]))
 
 
-def both(ground: Ground, full: np.ndarray, last: np.ndarray, rest: list[np.ndarray], ship: Ship) -> Jobs:
+def both(
+    context: RunContext, full: np.ndarray, last: np.ndarray, rest: list[np.ndarray], upload: Uploader
+) -> Jobs:
     """Jobs, or rows, at all positions followed by those at prediction positions; their groups are `full` and `last`."""
-    begin = first_tokens(np.concatenate([ground.sizes[0][full], ground.sizes[1][last]]))
+    begin = first_tokens(np.concatenate([context.sizes[0][full], context.sizes[1][last]]))
     group = np.concatenate([full, last])
     return Jobs(
-        len(group), int(begin[-1]), ground.longest[0 if len(full) else 1], ship([begin, group, *rest])
+        len(group), int(begin[-1]), context.longest[0 if len(full) else 1], upload([begin, group, *rest])
     )
 
 
@@ -270,10 +274,10 @@ def first_tokens(sizes: np.ndarray) -> np.ndarray:
     return begin
 
 
-class Shipment:
+class Upload:
     """Integer arrays on their way to the device, all in one copy: on a GPU every single one would stall the queue.
 
-    `ship(arrays)` returns their place on the device at once; the contents are there when the `with` block ends.
+    `upload(arrays)` returns their place on the device at once; the contents are there when the `with` block ends.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:

@@ -29,9 +29,11 @@ class Ledger:
 
     @property
     def passes(self) -> float:
+        """The count so far."""
         return self._passes
 
     def charge(self, passes: float) -> None:
+        """Adds to the count."""
         self._passes += passes
 
     def restore(self, passes: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mechrl.engine import kernels
 from mechrl.engine.backward import FusedGradient, gradient_bytes
 from mechrl.engine.engine import Engine
-from mechrl.engine.fused import FusedRun, Ground, first_tokens
+from mechrl.engine.fused import FusedRun, RunContext, first_tokens
 from mechrl.engine.memory import allowed_memory, consecutive, fitting
 from mechrl.engine.pairs_cache import join
 from mechrl.engine.plan import Plan, make_plan
@@ -45,7 +45,7 @@ class ManyEngines:
             cache = join(caches)
             tokens, pairs = [c.n_tokens for c in caches], [c.n_pairs for c in caches]
             bounds = np.array([[0, *np.cumsum(tokens)], [0, *np.cumsum(pairs)]])
-            self._ground = Ground(model, cache, bounds, engines[0].tf32, engines[0].half)
+            self._ground = RunContext(model, cache, bounds, engines[0].tf32, engines[0].half)
             device = model.device
             self._allowed = allowed_memory(device)
             # f = 1 − Σ_pairs share · KL / KL_cut, where pairs that occur several times in a batch were computed once

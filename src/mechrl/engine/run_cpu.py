@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechrl.engine.fused import Shipment
+from mechrl.engine.fused import Upload
 from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import PairsCache
@@ -42,7 +42,7 @@ class Given:
     n: int
 
 
-class OnCpu:
+class CpuBackend:
     """Runs plans on one batch of pairs; keeps the room that runs need."""
 
     def __init__(self, model: Model, cache: PairsCache, readout: Readout, memory_bytes: int | None) -> None:
@@ -51,13 +51,13 @@ class OnCpu:
 
     def rows(self, plan: Plan) -> Tensor:
         """[rows, N, d] of a plan that computes all of them everywhere."""
-        run = Run(self, plan, None)
+        run = CpuRun(self, plan, None)
         run.fill()
         return run.store.full
 
     def outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: Given | None) -> Tensor:
         """`reduce` of the logits of every circuit."""
-        run = Run(self, plan, None, given)
+        run = CpuRun(self, plan, None, given)
         final = (
             run.forward()
             if plan.n_outputs
@@ -91,7 +91,7 @@ class OnCpu:
     def _whole_model(self, plan: Plan) -> Store:
         """The rows of the whole model, in the layout of a plan that keeps everything."""
         with torch.no_grad():
-            run = Run(self, plan, None)
+            run = CpuRun(self, plan, None)
             run.forward()
         del self._rooms["rows"]  # they must outlive the next run
         return run.store
@@ -109,7 +109,7 @@ class OnCpu:
             nothing = [self.readout.of_nothing(values, objective) for objective in objectives]
             return [(v, g if groups is None else g[:, None].repeat(1, groups, 1)) for v, g in nothing]
         with torch.no_grad():
-            run = Run(self, plan, values.reshape(-1))
+            run = CpuRun(self, plan, values.reshape(-1))
             final = run.forward()
         reached = [self.readout.objective(final, objective) for objective in objectives]
         backward = run.backward([grad for _, grad in reached], against, groups or 1, rules)
@@ -143,10 +143,12 @@ class OnCpu:
         return self._rooms[which]
 
 
-class Run:
+class CpuRun:
     """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
 
-    def __init__(self, cpu: OnCpu, plan: Plan, weight: np.ndarray | None, given: Given | None = None) -> None:
+    def __init__(
+        self, cpu: CpuBackend, plan: Plan, weight: np.ndarray | None, given: Given | None = None
+    ) -> None:
         self.model, self.cache, self.plan, self.weight = cpu.model, cpu.cache, plan, weight
         like = self.cache.input_difference
         self.cpu, self.store = cpu, cpu.store(plan)
@@ -162,11 +164,11 @@ class Run:
             0,
         )  # of the rows so far, for circuits that keep everything
         self._blocks: dict[int, list[Block]] = {}
-        with Shipment(plan, like.device) as ship:
-            self.output = ship([plan.output + 1])
+        with Upload(plan, like.device) as upload:
+            self.output = upload([plan.output + 1])
             attention = [s for s in plan.stages if s.kind == "attention"]
             self._index = {
-                s.layer: attention_index(self.model, s, lambda array: ship([array])) for s in attention
+                s.layer: attention_index(self.model, s, lambda array: upload([array])) for s in attention
             }
 
     def fill(self) -> None:

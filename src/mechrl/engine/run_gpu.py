@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mechrl.engine.backward import FusedGradient, gradient_bytes
-from mechrl.engine.dense import MOST, Few, bucket_of, dense_bytes
-from mechrl.engine.fused import FusedRun, Ground
+from mechrl.engine.dense import MOST, FewCircuits, bucket_of, dense_bytes
+from mechrl.engine.fused import FusedRun, RunContext
 from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive, fitting
 from mechrl.engine.pairs_cache import PairsCache
 from mechrl.engine.plan import Plan, make_plan
@@ -20,7 +20,7 @@ from mechrl.graph import EdgeSet
 from mechrl.models.base import Model
 
 
-class OnGpu:
+class GpuBackend:
     """Runs circuits on one batch of pairs; keeps what they share."""
 
     def __init__(
@@ -33,19 +33,19 @@ class OnGpu:
         half: bool,
     ) -> None:
         self.model, self.cache, self.readout, self._memory = model, cache, readout, memory_bytes
-        self.half, self.ground = half, Ground.of(model, cache, tf32, half)
-        self.few = Few(model, cache)
+        self.half, self.context = half, RunContext.of(model, cache, tf32, half)
+        self.few = FewCircuits(model, cache)
         self._last_run: tuple[EdgeSet, FusedGradient] | None = None
 
     def rows(self, plan: Plan) -> Tensor:
         """[rows, N, d] of a plan that computes all of them everywhere."""
-        run = FusedRun(self.ground, plan)
+        run = FusedRun(self.context, plan)
         run.fill(self.cache.input_difference)
         return run.flat.view(-1, *self.cache.input_difference.shape)
 
     def outputs(self, plan: Plan, reduce: Callable[[Tensor], Tensor], given: Given | None) -> Tensor:
         """`reduce` of the logits of every circuit."""
-        run = FusedRun(self.ground, plan)
+        run = FusedRun(self.context, plan)
         final = self.cache.resid_final.new_empty(0, *self.cache.resid_final.shape)
         if plan.n_outputs:
             inputs = (
@@ -121,11 +121,11 @@ class OnGpu:
         if known is None or known[0] is not edge_set or known[1].plan.n_circuits != n_circuits:
             self._last_run = None  # let go of the old one first
             plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
-            self._last_run = edge_set, FusedGradient(self.ground, plan)
+            self._last_run = edge_set, FusedGradient(self.context, plan)
         assert self._last_run is not None
         return self._last_run[1]
 
     def chunks(self, kept: np.ndarray) -> Iterator[slice]:
         """Consecutive circuits of so many kept edges each, whose rows and streams fit the budget together."""
-        need = circuit_bytes(self.model.spec, kept, self.cache.n_tokens, self.ground.dtype.itemsize)
+        need = circuit_bytes(self.model.spec, kept, self.cache.n_tokens, self.context.dtype.itemsize)
         return consecutive(need, budget(self.model.device, self._memory), CIRCUITS_PER_CHUNK)

@@ -50,8 +50,8 @@ class AttentionIndex:
     last: HeadIndex | None
 
 
-def attention_index(model: Model, stage: Stage, ship) -> AttentionIndex:
-    """`ship` moves an integer array to the device."""
+def attention_index(model: Model, stage: Stage, upload) -> AttentionIndex:
+    """`upload` moves an integer array to the device."""
     H, G = model.spec.n_heads, model.spec.n_kv_heads
     receiver = stage.full.receiver
     n_q, n_qk = np.searchsorted(receiver, [H, H + G])
@@ -63,24 +63,24 @@ def attention_index(model: Model, stage: Stage, ship) -> AttentionIndex:
         v=_groups(v),
         n_q=int(n_q),
         n_k=int(n_qk - n_q),
-        k_head=ship(k),
-        v_head=ship(v),
-        q_head=ship(q),
-        full=_head_index(stage.heads_full, H, G, ship),
-        last=_head_index(stage.heads_last, H, G, ship),
+        k_head=upload(k),
+        v_head=upload(v),
+        q_head=upload(q),
+        full=_head_index(stage.heads_full, H, G, upload),
+        last=_head_index(stage.heads_last, H, G, upload),
     )
 
 
-def _head_index(heads: Heads, H: int, G: int, ship) -> HeadIndex | None:
+def _head_index(heads: Heads, H: int, G: int, upload) -> HeadIndex | None:
     if not len(heads):
         return None
     kv = heads.head // (H // G)
 
     def pick(job: np.ndarray, corrupted: np.ndarray, n: int) -> Tensor:
-        return ship(np.where(job >= 0, n + job, corrupted))
+        return upload(np.where(job >= 0, n + job, corrupted))
 
     q, k, v = pick(heads.q, heads.head, H), pick(heads.k, kv, G), pick(heads.v, kv, G)
-    return HeadIndex(q, k, v, ship(heads.head), _groups(heads.head))
+    return HeadIndex(q, k, v, upload(heads.head), _groups(heads.head))
 
 
 def _groups(head: np.ndarray) -> Groups:

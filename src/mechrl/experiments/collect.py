@@ -10,7 +10,7 @@ from mechrl.agents.planner import records
 from mechrl.agents.planner.collect import CollectSettings, walk
 from mechrl.agents.planner.network import EditModel, load_model
 from mechrl.behaviours import get_behaviour
-from mechrl.experiments.work import Cell, Place, check_stop, stopping, tell
+from mechrl.experiments.work import Cell, Workspace, check_stop, stopping, tell
 from mechrl.files.saving import patiently
 from mechrl.models.base import Model
 
@@ -29,13 +29,13 @@ def collect_cell(
     return Cell("collect", arguments | {"settings": settings.to_json()})
 
 
-def records_of(place: Place, cell: Cell) -> Path:
-    return place.folder / "records" / f"{cell.name}.safetensors"
+def records_of(workspace: Workspace, cell: Cell) -> Path:
+    return workspace.folder / "records" / f"{cell.name}.safetensors"
 
 
 def collect(
     model: Model,
-    place: Place,
+    workspace: Workspace,
     cell: Cell,
     behaviour: str,
     seed: int,
@@ -46,10 +46,10 @@ def collect(
         tell(line)
         check_stop()
 
-    by = None if network is None else _network(place.context["network"], place.context["device"])
+    by = None if network is None else _network(workspace.context["network"], workspace.context["device"])
     found = walk(model, get_behaviour(behaviour), seed, CollectSettings(**settings), by, report)
     about = {"model": model.name, "checksum": model.checksum, "passes": found.passes}
-    patiently(lambda: records.write(records_of(place, cell), found.records, about), stopping)
+    patiently(lambda: records.write(records_of(workspace, cell), found.records, about), stopping)
     edits = sum(len(record.f) for record in found.records)
     return {"states": len(found.records), "edits": edits, "passes": found.passes, "seconds": found.seconds}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
-from mechrl.experiments.work import Cell, Place
+from mechrl.experiments.work import Cell, Workspace
 from mechrl.ranges import check_seed
 from mechrl.stats import Spread
 
@@ -135,7 +135,7 @@ def read_agent(folder: Path) -> Agent:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """A method on a behaviour, over seeds. A method that failed on some seeds says on how many, and why."""
 
     behaviour: str
@@ -165,7 +165,7 @@ class Row:
         return "; ".join(parts)
 
 
-def rows(cells: Iterable[Cell], place: Place, stability: bool = False) -> list[Row]:
+def rows(cells: Iterable[Cell], workspace: Workspace, stability: bool = False) -> list[ResultRow]:
     """One row per behaviour, method and target, in the order in which they first appear. `stability` reads every circuit."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
@@ -174,31 +174,31 @@ def rows(cells: Iterable[Cell], place: Place, stability: bool = False) -> list[R
             groups.setdefault((a["behaviour"], a["method"], a["target"]), []).append(cell)
     found = []
     for key, group in groups.items():
-        row = _row(*key, [place.record(cell) for cell in group])
-        found.append(replace(row, stability=_overlap(group, place)) if stability else row)
+        row = _row(*key, [workspace.record(cell) for cell in group])
+        found.append(replace(row, stability=_overlap(group, workspace)) if stability else row)
     return found
 
 
-def _overlap(cells: list[Cell], place: Place) -> Stability | None:
+def _overlap(cells: list[Cell], workspace: Workspace) -> Stability | None:
     """Of the circuits that are done."""
     from mechrl.validity.stability import overlap
 
-    paths = [circuit_path(place, cell) for cell in cells if place.done(cell)]
+    paths = [circuit_path(workspace, cell) for cell in cells if workspace.done(cell)]
     return overlap([Circuit.load(path) for path in paths if path.exists()])
 
 
-def circuit_path(place: Place, cell: Cell) -> Path:
-    return place.folder / "circuits" / f"{cell.name}.json.gz"
+def circuit_path(workspace: Workspace, cell: Cell) -> Path:
+    return workspace.folder / "circuits" / f"{cell.name}.json.gz"
 
 
-def _row(behaviour: str, method: str, target: str, records: list[dict[str, Any] | None]) -> Row:
+def _row(behaviour: str, method: str, target: str, records: list[dict[str, Any] | None]) -> ResultRow:
     results = [r["result"] for r in records if r is not None and r["status"] == "done"]
     failed = [r["reason"] for r in records if r is not None and r["status"] == "failed"]
 
     def spread(key: str) -> Spread | None:
         return Spread.of(r[key] for r in results) if results else None
 
-    return Row(
+    return ResultRow(
         behaviour=behaviour,
         method=method,
         target=target,

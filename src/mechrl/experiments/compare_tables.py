@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mechrl.experiments.compare import Budget, Row
-from mechrl.experiments.workshop import Gated
+from mechrl.experiments.compare import Budget, ResultRow
+from mechrl.experiments.experiment import GateResult
 from mechrl.report.tables import Column, Table, Value
 
 NAMES = {
@@ -28,7 +28,9 @@ _TITLES = {
 }
 
 
-def comparison_tables(rows: Sequence[Row], budget: Budget, command: str, gated: Gated) -> list[Table]:
+def comparison_tables(
+    rows: Sequence[ResultRow], budget: Budget, command: str, gated: GateResult
+) -> list[Table]:
     """One table for every target."""
     tables = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -38,7 +40,7 @@ def comparison_tables(rows: Sequence[Row], budget: Budget, command: str, gated: 
 
 
 def comparison_table(
-    rows: Sequence[Row], target: str, budget: Budget, command: str, notes: tuple[str, ...] = ()
+    rows: Sequence[ResultRow], target: str, budget: Budget, command: str, notes: tuple[str, ...] = ()
 ) -> Table:
     where = {
         "discovery": f"The smallest circuits with f ≥ {budget.tau:g} on {budget.pairs} discovery pairs",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from mechrl.experiments.paper_tables import NAMES, _by_case
+from mechrl.experiments.compare_tables import NAMES
+from mechrl.experiments.paper_tables.matched import by_case
 from mechrl.experiments.reproduce import View, agreements
 
 HEADLINE = "figure-5-matched"  # the figure that stands beside the sentences
@@ -31,10 +32,9 @@ def _exhibited(view: View) -> str:
 
 def _matched(view: View, target: str) -> str:
     """Sizes and passes of the methods where all of them are done and reach tau: like with like."""
-    methods = [m for m in view.plan.methods if m != "paper-adapted" and _by_case(view, target, m)]
+    methods = [m for m in view.scope.methods if m != "paper-adapted" and by_case(view, target, m)]
     by = {
-        method: {c: r for c, r in _by_case(view, target, method).items() if r["reached"]}
-        for method in methods
+        method: {c: r for c, r in by_case(view, target, method).items() if r["reached"]} for method in methods
     }
     by = {method: found for method, found in by.items() if found}
     cases = set.intersection(*(set(found) for found in by.values())) if by else set()
@@ -47,7 +47,7 @@ def _matched(view: View, target: str) -> str:
     )
     n = f"{len(cases)} case{'s' * (len(cases) > 1)}"
     return (
-        f"Circuits with f ≥ {view.plan.budget.tau:g} on {_ON[target]} have, in the median over the {n} that all of these reach, "
+        f"Circuits with f ≥ {view.scope.budget.tau:g} on {_ON[target]} have, in the median over the {n} that all of these reach, "
         f"so many edges: {told}."
     )
 
@@ -55,8 +55,8 @@ def _matched(view: View, target: str) -> str:
 def _overfit(view: View) -> str:
     """What the circuits that were to hold on their own pairs are worth on fresh ones."""
     lost: dict[str, float] = {}
-    for method in view.plan.methods:
-        pairs: list[dict[str, Any]] = list(_by_case(view, "discovery", method).values())
+    for method in view.scope.methods:
+        pairs: list[dict[str, Any]] = list(by_case(view, "discovery", method).values())
         if pairs:
             lost[method] = median(r["f"] - r["f_test"] for r in pairs)
     if not lost:

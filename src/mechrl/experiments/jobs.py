@@ -36,13 +36,13 @@ from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Place, Stopped, stopping, tell
+from mechrl.experiments.work import Cell, Stopped, Workspace, stopping, tell
 from mechrl.files import write_atomically
 from mechrl.files.saving import Saving
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.problem import Interrupted, State
-from mechrl.search.run import Settings, prepare
+from mechrl.search.session import SearchSettings, prepare
 from mechrl.validity.beyond import beyond, curves
 from mechrl.validity.checks import validate
 from mechrl.validity.setting import Setting
@@ -51,21 +51,21 @@ _SAVE_EVERY = 10.0  # seconds
 _STATE = "state.safetensors"
 
 
-class Hands:
+class Resources:
     """A worker's model, loaded once."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.device = place.context["device"]
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.device = workspace.context["device"]
 
     @cached_property
     def model(self) -> Model:
-        return load_model(self.place.context["model"], device=self.device)
+        return load_model(self.workspace.context["model"], device=self.device)
 
     @property
     def policy(self) -> Path:
         """The folder of the paper's agent's policy."""
-        given = self.place.context["policy"]
+        given = self.workspace.context["policy"]
         if given is None:
             raise MechRLError("no policy was given; train one with `mechrl train` and give it by --policy")
         return Path(given)
@@ -75,13 +75,13 @@ class Hands:
         return torch.cuda.get_device_name(self.model.device) if self.model.device.type == "cuda" else "CPU"
 
 
-def do(hands: Hands, cell: Cell) -> dict[str, Any]:
+def do(resources: Resources, cell: Cell) -> dict[str, Any]:
     job: Any = {"gate": _gate, "curves": _curves, "train": _train, "circuit": _circuit, "collect": _collect}[
         cell.kind
     ]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
-        return job(hands, cell, **arguments) | {"device": hands.device_name}
+        return job(resources, cell, **arguments) | {"device": resources.device_name}
     except Interrupted:
         raise Stopped from None
     except torch.cuda.OutOfMemoryError:
@@ -90,8 +90,8 @@ def do(hands: Hands, cell: Cell) -> dict[str, Any]:
         let_go()
 
 
-def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
-    model = hands.model
+def _gate(resources: Resources, cell: Cell, names: list[str]) -> dict[str, Any]:
+    model = resources.model
     verdicts = []
     for name in names:
         tell(name)
@@ -112,10 +112,10 @@ def _gate(hands: Hands, cell: Cell, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _collect(hands: Hands, cell: Cell, **walk: Any) -> dict[str, Any]:
+def _collect(resources: Resources, cell: Cell, **walk: Any) -> dict[str, Any]:
     from mechrl.experiments.collect import collect
 
-    return collect(hands.model, hands.place, cell, **walk)
+    return collect(resources.model, resources.workspace, cell, **walk)
 
 
 def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:
@@ -126,9 +126,9 @@ def _example(model: Model, behaviour: Behaviour) -> dict[str, str]:
     return {"prompt": pairs.texts[0][0], "answer": answers[0].strip() + (" …" if len(answers) > 1 else "")}
 
 
-def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[str, Any]:
+def _curves(resources: Resources, cell: Cell, behaviour: str, **setting: Any) -> dict[str, Any]:
     began = time.perf_counter()
-    here = Setting.make(hands.model, get_behaviour(behaviour), **setting)
+    here = Setting.make(resources.model, get_behaviour(behaviour), **setting)
     return curves(here).to_json() | {"seconds": time.perf_counter() - began}
 
 
@@ -136,7 +136,7 @@ def _curves(hands: Hands, cell: Cell, behaviour: str, **setting: Any) -> dict[st
 
 
 def _train(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     names: list[str],
     task: dict[str, Any],
@@ -149,10 +149,12 @@ def _train(
     began = time.perf_counter()
     config, episodes = PPOConfig(**ppo), EnvConfig(**env)
     chosen = [get_behaviour(name) for name in names]
-    tasks, settings = training_tasks(hands.model, chosen, TaskSettings(**task), episodes, k, tell)
+    tasks, settings = training_tasks(resources.model, chosen, TaskSettings(**task), episodes, k, tell)
     torch.manual_seed(config.seed)
-    trainer = Trainer(tasks, config, episodes, Policy(width), hands.model.device)
-    run = _run(hands.place.scratch(cell), trainer, describe(hands.model, trainer, settings), began)
+    trainer = Trainer(tasks, config, episodes, Policy(width), resources.model.device)
+    run = _run(
+        resources.workspace.scratch(cell), trainer, describe(resources.model, trainer, settings), began
+    )
     return {"passes": run.passes(), "seconds": run.seconds, "iterations": config.iterations}
 
 
@@ -168,7 +170,7 @@ def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) ->
 
 
 def _by_paper(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     setting: Setting,
     seed: int,
@@ -178,8 +180,8 @@ def _by_paper(
 ) -> tuple[Circuit, dict[str, Any]]:
     """The circuit of a frozen policy or, with `ppo`, of one that was trained on this behaviour first."""
     began = time.perf_counter()
-    model, behaviour, folder = hands.model, setting.behaviour, hands.policy
-    env, agent = EnvConfig(**policy["env"]), load_policy(hands.policy)
+    model, behaviour, folder = resources.model, setting.behaviour, resources.policy
+    env, agent = EnvConfig(**policy["env"]), load_policy(resources.policy)
     settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter)  # type: ignore[arg-type]  # an agent's, so no union
     task = make_task(behaviour.name, setting.engine, setting.candidates, setting.scores, env)
     about: dict[str, Any] = {"pairs_seed": seed}
@@ -189,12 +191,12 @@ def _by_paper(
         config = PPOConfig(**policy["ppo"], seed=seed)
         scratch = method == "paper-from-scratch"
         trainer, what = trainer_of(model, task, config, settings, env, agent, folder, scratch)
-        run = _run(hands.place.scratch(cell), trainer, what, began)
+        run = _run(resources.workspace.scratch(cell), trainer, what, began)
         agent, began = trainer.policy, time.perf_counter()
         more = {"passes_before": run.passes_before, "seconds_before": run.seconds}
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
-    path = hands.place.folder / "work" / f"{cell.name}.rollouts.safetensors"
+    path = resources.workspace.folder / "work" / f"{cell.name}.rollouts.safetensors"
     circuit = deploy(
         model,
         behaviour,
@@ -232,7 +234,7 @@ def _learning(run: Run) -> dict[str, list[float]]:
 
 
 def _circuit(
-    hands: Hands,
+    resources: Resources,
     cell: Cell,
     behaviour: str,
     method: str,
@@ -251,14 +253,14 @@ def _circuit(
         thresholds = {"thresholds": tuple(search["thresholds"])} if "thresholds" in search else {}
         known = {key: value for key, value in search.items() if key != "target"} | thresholds
         known["holds_on"] = "fresh" if search.get("target") == "test" else "discovery"
-        circuit = _by_search(hands, cell, chosen, Settings(**known, seed=seed))
+        circuit = _by_search(resources, cell, chosen, SearchSettings(**known, seed=seed))
     else:
         assert setting is not None and deployment is not None and policy is not None
-        here = Setting.make(hands.model, chosen, seed=seed, **setting)
-        circuit, extra = _by_paper(hands, cell, here, seed, method, deployment, policy)
+        here = Setting.make(resources.model, chosen, seed=seed, **setting)
+        circuit, extra = _by_paper(resources, cell, here, seed, method, deployment, policy)
     # scores and orders are large, and can be had again
     kept = replace(circuit, scores=None, order=())
-    path = hands.place.folder / "circuits" / f"{cell.name}.json.gz"
+    path = resources.workspace.folder / "circuits" / f"{cell.name}.json.gz"
     kept.save(path)
     on_fresh = target == "test"
     judged = circuit.faithfulness_validation if on_fresh else circuit.faithfulness
@@ -276,24 +278,24 @@ def _circuit(
         "candidates": circuit.settings["candidates"],
         "ceiling": circuit.settings.get("ceiling"),
         "note": circuit.settings["note"],
-        "circuit": str(path.relative_to(hands.place.folder)),
+        "circuit": str(path.relative_to(resources.workspace.folder)),
     }
     if assess:
         tell("validity")
         let_go()  # of what the search had, for engines of other wordings follow
-        where = here or Setting.of(hands.model, chosen, circuit)
-        row["validity"] = validate(circuit, hands.model, chosen, setting=where, report=tell).to_json()
+        where = here or Setting.of(resources.model, chosen, circuit)
+        row["validity"] = validate(circuit, resources.model, chosen, setting=where, report=tell).to_json()
         row["beyond"] = beyond(circuit, where).to_json()
     return row | extra
 
 
-def _by_search(hands: Hands, cell: Cell, behaviour: Behaviour, settings: Settings) -> Circuit:
+def _by_search(resources: Resources, cell: Cell, behaviour: Behaviour, settings: SearchSettings) -> Circuit:
     """A search that leaves its state behind, and goes on from there."""
-    path = hands.place.scratch(cell) / _STATE
+    path = resources.workspace.scratch(cell) / _STATE
     state, about = None, None
     with suppress(MechRLError):  # none was left, or it is damaged: that costs time only
         state, about = State.read(path)
-    session = prepare(hands.model, behaviour, settings, about)
+    session = prepare(resources.model, behaviour, settings, about)
     last, saving = time.monotonic(), Saving()
 
     def checkpoint(now: State) -> None:

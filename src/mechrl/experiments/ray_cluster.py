@@ -18,7 +18,7 @@ from typing import Any
 
 from mechrl.errors import MechRLError
 from mechrl.experiments import work
-from mechrl.experiments.work import Cell, Desk, Place, Worker
+from mechrl.experiments.work import Cell, CellRunner, Worker, Workspace
 
 
 def connect(address: str) -> Any:
@@ -57,20 +57,20 @@ def gpus(ray: Any) -> float:
 
 
 class _Remote:
-    """A worker's side: a desk in another process. Ray calls its methods from threads of their own."""
+    """A worker's side: a runner in another process. Ray calls its methods from threads of their own."""
 
-    def __init__(self, place: Place, folder: str) -> None:
+    def __init__(self, workspace: Workspace, folder: str) -> None:
         os.chdir(folder)  # so that relative paths mean what they meant to the command
         self._line = ""
         work.tell_to(self._listen)
-        self._desk = Desk(place)
+        self._runner = CellRunner(workspace)
 
     def _listen(self, line: str) -> None:
         self._line = line
 
     def do(self, cell: Cell) -> str:
         self._line = ""
-        return self._desk.do(cell)
+        return self._runner.do(cell)
 
     def at(self) -> str:
         return self._line
@@ -86,19 +86,21 @@ class _Actor(Worker):
     asked: Any = None  # the call of `at`, if one is under way
 
 
-class Cluster:
-    """`place.jobs` actors at most. Where there are GPUs they share them evenly, and otherwise the cores."""
+class RayExecutor:
+    """`workspace.jobs` actors at most. Where there are GPUs they share them evenly, and otherwise the cores."""
 
-    def __init__(self, place: Place, ray: Any) -> None:
+    def __init__(self, workspace: Workspace, ray: Any) -> None:
         self.ray = ray
-        shared = gpus(ray) if str(place.context.get("device")).startswith("cuda") else 0
-        on_one = math.ceil(place.jobs / shared) if shared else 1  # actors that share a GPU, and its memory
-        self.place = replace(place, jobs=on_one)
+        shared = gpus(ray) if str(workspace.context.get("device")).startswith("cuda") else 0
+        on_one = (
+            math.ceil(workspace.jobs / shared) if shared else 1
+        )  # actors that share a GPU, and its memory
+        self.workspace = replace(workspace, jobs=on_one)
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        each = max(1, min(max(cores), sum(cores) // place.jobs))
+        each = max(1, min(max(cores), sum(cores) // workspace.jobs))
         self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if shared else 0}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> RayExecutor:
         self._quiet = redirect_stdout(
             sys.stderr
         )  # Ray prints what becomes of its machines; our answers are for programs to read
@@ -110,12 +112,12 @@ class Cluster:
         self._quiet.__exit__(None, None, None)
 
     def start(self, cell: Cell, alone: bool = False) -> _Actor:
-        place = replace(self.place, jobs=1) if alone else self.place
+        workspace = replace(self.workspace, jobs=1) if alone else self.workspace
         needs = self._needs | ({"num_gpus": 1} if alone and self._needs["num_gpus"] else {})
         actor = (
             self.ray.remote(_Remote)
             .options(max_concurrency=3, max_restarts=0, **needs)
-            .remote(place, os.getcwd())
+            .remote(workspace, os.getcwd())
         )
         return _Actor(cell, actor=actor, doing=actor.do.remote(cell))
 

@@ -17,14 +17,14 @@ from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare import DEFAULT_METHODS, PAPERS, Agent, Budget, circuit_cell
-from mechrl.experiments.work import Cell, Place
-from mechrl.experiments.workshop import Gated, Workshop
+from mechrl.experiments.experiment import Experiment, GateResult
+from mechrl.experiments.work import Cell, Workspace
 from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scope:
     """How much is done. The defaults are the paper's."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -39,7 +39,7 @@ class Plan:
     quick: bool = False
 
 
-QUICK = Plan(
+QUICK = Scope(
     seeds=(0,),
     budget=Budget(
         pairs=4,
@@ -75,7 +75,7 @@ class Chosen:
         return [*self.trained, *self.held_out]
 
 
-def choose(gated: Gated, only: Iterable[str] = ()) -> Chosen:
+def choose(gated: GateResult, only: Iterable[str] = ()) -> Chosen:
     """A behaviour that the model does not exhibit is replaced by another wording of it that the model does, if there is one."""
     shown = {name for name in gated.names if not only or name in set(only)}
     trained, held_out, notes = [], [], []
@@ -122,21 +122,21 @@ class Cells:
             yield from (cell for key, cell in searches.items() if key[0] == "test" and key[3] == seed)
 
 
-def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
-    cells, budget = Cells(), plan.budget
+def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> Cells:
+    cells, budget = Cells(), scope.budget
 
     def circuit(
         behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any
     ) -> Cell:
         return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
 
-    for seed in plan.seeds:
+    for seed in scope.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
             cells.curves[name, seed] = Cell("curves", gated.model | known)
         for name in chosen.all:
             cells.policy[name, seed] = circuit(name, "paper", "discovery", seed, assess=True)
-    for seed in plan.costly_seeds:
+    for seed in scope.costly_seeds:
         for name in chosen.held_out:
             cells.adapted[name, seed] = circuit(name, "paper-adapted", "discovery", seed, assess=True)
             cells.scratch[name, seed] = circuit(name, "paper-from-scratch", "discovery", seed)
@@ -148,14 +148,14 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     deployed = {"paper": cells.policy, "paper-adapted": cells.adapted}
     for target in ("discovery", "test"):
         for name in chosen.all:
-            for method in plan.methods:
+            for method in scope.methods:
                 if method in deployed:  # the same circuits; the agent knows discovery pairs alone
                     own = deployed[method] if target == "discovery" else {}
                     for (of, seed), cell in own.items():
                         if of == name:
                             cells.matched[target, name, method, seed] = cell
                     continue
-                for seed in plan.seeds:
+                for seed in scope.seeds:
                     assess = (
                         target == "discovery" and seed == 0
                     )  # not a matter of which seeds are asked for: cells stay the same
@@ -163,43 +163,43 @@ def cells_of(plan: Plan, gated: Gated, chosen: Chosen, agent: Agent) -> Cells:
     return cells
 
 
-def agent_of(shop: Workshop, plan: Plan, gated: Gated) -> tuple[Agent, dict[str, Any]]:
+def agent_of(experiment: Experiment, scope: Scope, gated: GateResult) -> tuple[Agent, dict[str, Any]]:
     """The policy and what is known of its training. Where none is given one is trained first."""
     about: dict[str, Any] = {}
-    if shop.policy is None:
+    if experiment.policy is None:
         names = [
             b.name
             for b in behaviours("train")
-            if b.name in gated.names and (not plan.only or b.name in plan.only)
+            if b.name in gated.names and (not scope.only or b.name in scope.only)
         ]
-        budget = plan.budget
+        budget = scope.budget
         arguments = gated.model | {
             "names": names,
             "task": {"pairs": budget.pairs},
-            "k": plan.k,
-            "env": {"max_steps": plan.max_steps},
+            "k": scope.k,
+            "env": {"max_steps": scope.max_steps},
             "ppo": {
-                "iterations": plan.train_iterations,
+                "iterations": scope.train_iterations,
                 "transitions": budget.transitions,
                 "envs": budget.envs,
             },
-            "width": plan.width,
+            "width": scope.width,
         }
-        cell = Cell("train", arguments, alone="policy")
-        about = shop.need(cell)
-        shop.use_policy(shop.place.scratch(cell))
-    assert shop.policy is not None
-    return shop.agent(), _training(shop.policy) | about
+        cell = Cell("train", arguments, mutex="policy")
+        about = experiment.need(cell)
+        experiment.use_policy(experiment.workspace.scratch(cell))
+    assert experiment.policy is not None
+    return experiment.agent(), _training(experiment.policy) | about
 
 
-def cost(plan: Plan, chosen: Chosen, trains: bool) -> dict[str, int]:
+def cost(scope: Scope, chosen: Chosen, trains: bool) -> dict[str, int]:
     """Passes that the paper's agent will take at most, by what for: a step is a pass, a deployment 17 episodes."""
-    budget, held_out = plan.budget, len(chosen.held_out) * len(plan.costly_seeds)
-    deployment = (budget.rollouts + 1) * plan.max_steps
+    budget, held_out = scope.budget, len(chosen.held_out) * len(scope.costly_seeds)
+    deployment = (budget.rollouts + 1) * scope.max_steps
     learning = budget.adapt_iterations + budget.scratch_iterations
     return {
-        "training": plan.train_iterations * budget.transitions * trains,
-        "deployment": deployment * (len(chosen.all) * len(plan.seeds) + 2 * held_out),
+        "training": scope.train_iterations * budget.transitions * trains,
+        "deployment": deployment * (len(chosen.all) * len(scope.seeds) + 2 * held_out),
         "adaptation and its control": learning * budget.transitions * held_out,
     }
 
@@ -225,11 +225,11 @@ def _training(folder: Path) -> dict[str, Any]:
 class View:
     """Everything that tables and figures are made of. A cell that is not done is None, never zero."""
 
-    plan: Plan
-    gated: Gated
+    scope: Scope
+    gated: GateResult
     chosen: Chosen
     cells: Cells
-    place: Place
+    workspace: Workspace
     agent: Agent
     training: dict[str, Any]
     command: str
@@ -246,7 +246,7 @@ class View:
     @cached_property
     def records(self) -> dict[str, dict[str, Any]]:
         """Of all cells, by name, as they are when first asked for."""
-        found = {cell.name: self.place.record(cell) for cell in self.cells}
+        found = {cell.name: self.workspace.record(cell) for cell in self.cells}
         return {name: known for name, known in found.items() if known is not None}
 
     def result(self, cell: Cell | None) -> dict[str, Any] | None:
@@ -285,7 +285,7 @@ def spread(results: list[dict[str, Any]], *path: str) -> Spread | None:
 
 def acdc_best(view: View, behaviour: str, tau: float) -> tuple[float, list[dict[str, Any]]] | None:
     """The threshold with the smallest circuits that reach tau, else the most faithful ones; and its results, over seeds."""
-    sweep = {t: view.results(view.cells.acdc, behaviour, t) for t in view.plan.budget.thresholds}
+    sweep = {t: view.results(view.cells.acdc, behaviour, t) for t in view.scope.budget.thresholds}
     sweep = {t: r for t, r in sweep.items() if r}
     if not sweep:
         return None

@@ -54,7 +54,7 @@ class Cell:
 
     kind: str
     arguments: dict[str, Any]
-    alone: str = ""  # cells that share a folder have the same name here, and never run at the same time
+    mutex: str = ""  # cells with the same one share a folder, and never run at the same time
 
     @property
     def label(self) -> str:
@@ -69,12 +69,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where the work is done, and with what: everything that a worker needs besides its cells."""
 
     folder: Path
-    job: Callable[[Any, Cell], dict[str, Any]]  # (hands, cell) -> result
-    hands: Callable[[Place], Any]  # made once in every worker: the loaded model and the like
+    job: Callable[[Any, Cell], dict[str, Any]]  # (resources, cell) -> result
+    resources: Callable[[Workspace], Any]  # made once in every worker: the loaded model and the like
     context: dict[str, Any] = field(default_factory=dict)  # JSON; recorded with every result
     jobs: int = 1
 
@@ -83,7 +83,7 @@ class Place:
 
     def scratch(self, cell: Cell) -> Path:
         """A folder for what a cell needs to go on later."""
-        return self.folder / "work" / (cell.alone or cell.name)
+        return self.folder / "work" / (cell.mutex or cell.name)
 
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """What is known of a cell; None if nothing, or if the file is damaged."""
@@ -153,24 +153,24 @@ def tell_to(listener: Callable[[str], None]) -> None:
     _tell = listener
 
 
-class Desk:
-    """Where a worker does one cell after the other. Its hands are made with the first."""
+class CellRunner:
+    """Where a worker does one cell after the other. Its resources are made with the first."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self._hands = place, None
-        share_machine(place)
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self._resources = workspace, None
+        share_machine(workspace)
 
     def do(self, cell: Cell) -> str:
         """finished: done or failed, its file says which; crowded: it did not fit beside others; stopped."""
-        place = self.place
+        workspace = self.workspace
         try:
-            if self._hands is None:
-                self._hands = place.hands(place)
-            self._insist(cell, "done", result=place.job(self._hands, cell))
+            if self._resources is None:
+                self._resources = workspace.resources(workspace)
+            self._insist(cell, "done", result=workspace.job(self._resources, cell))
         except Stopped:
             return "stopped"
         except MechRLError as exc:
-            if isinstance(exc, OutOfMemory) and place.jobs > 1:
+            if isinstance(exc, OutOfMemory) and workspace.jobs > 1:
                 return "crowded"
             self._insist(cell, "failed", reason=str(exc))
         except Exception as exc:
@@ -181,24 +181,24 @@ class Desk:
     def _insist(self, cell: Cell, status: str, **what: Any) -> None:
         with suppress(CannotWrite):  # it has no file, so it is done again next time
             patiently(
-                lambda: self.place.write(cell, status, **what),
+                lambda: self.workspace.write(cell, status, **what),
                 stopping,
                 lambda failed: tell(f"waiting to save its result: {failed}"),
             )
 
 
-def _work(place: Place, connection: Connection) -> None:
+def _work(workspace: Workspace, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
     signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     tell_to(lambda line: connection.send(("at", line)))
-    desk = Desk(place)
+    runner = CellRunner(workspace)
     while not stopping():
         try:
             cell: Cell | None = connection.recv()
         except EOFError:
             return
-        if cell is None or (ended := desk.do(cell)) == "stopped":
+        if cell is None or (ended := runner.do(cell)) == "stopped":
             return
         connection.send((ended, ""))
 
@@ -210,18 +210,18 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def share_machine(place: Place) -> None:
+def share_machine(workspace: Workspace) -> None:
     """As many cores, and as much of the GPU's memory, as are left to each of the workers."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.jobs))
-    if place.jobs > 1 and str(place.context.get("device")).startswith("cuda"):
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workspace.jobs))
+    if workspace.jobs > 1 and str(workspace.context.get("device")).startswith("cuda"):
         import torch
 
         from mechrl.engine.memory import share_memory
 
-        share_memory(torch.device(place.context["device"]), place.jobs)
+        share_memory(torch.device(workspace.context["device"]), workspace.jobs)
 
 
 # ---- the parent's side ----------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Worker:
     at: str = ""
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Whoever does the work."""
 
     def start(self, cell: Cell, alone: bool = False) -> Any:
@@ -241,7 +241,7 @@ class Crew(Protocol):
 
     def news(self, workers: list[Any]) -> list[tuple[Any, str, str]]:
         """What workers say, after half a second at most: (worker, what, line). `at`: what it is at; `finished` and `crowded` as
-        `Desk.do` has them; `died`: how."""
+        `CellRunner.do` has them; `died`: how."""
 
     def give(self, worker: Any, cell: Cell | None) -> None:
         """The next cell to one that has finished; None: there is none, it may leave."""
@@ -251,7 +251,7 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """How far the work is. `finished` is the cell that ended just now, if one did."""
 
     done: int
@@ -268,62 +268,62 @@ class Progress:
 
 def run(
     cells: Sequence[Cell],
-    place: Place,
+    workspace: Workspace,
     seconds: float | None = None,
     stopped: Sequence[int] = (),
-    report: Callable[[Progress], None] = lambda progress: None,
-    crew: Crew | None = None,
+    report: Callable[[CellProgress], None] = lambda progress: None,
+    executor: Executor | None = None,
 ) -> bool:
     """Does what is not done. True: every cell is done or failed; False: it was asked to stop, or out of time.
 
-    stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then. crew: processes of
+    stopped: becomes true when somebody asks to stop. seconds: for all of it; a running cell is asked to stop then. executor: processes of
     this machine by default.
     """
-    with only_writer(place.folder):
-        return _run(cells, place, crew or Processes(place), seconds, stopped, report)
+    with only_writer(workspace.folder):
+        return _run(cells, workspace, executor or ProcessExecutor(workspace), seconds, stopped, report)
 
 
 def _run(
     cells: Sequence[Cell],
-    place: Place,
-    crew: Crew,
+    workspace: Workspace,
+    executor: Executor,
     seconds: float | None,
     stopped: Sequence[int],
-    report: Callable[[Progress], None],
+    report: Callable[[CellProgress], None],
 ) -> bool:
     began = time.monotonic()
     unique = {cell.name: cell for cell in cells}
-    queue = deque(cell for cell in unique.values() if not place.done(cell))
+    queue = deque(cell for cell in unique.values() if not workspace.done(cell))
     done, failed, deaths = len(unique) - len(queue), 0, Counter[str]()
     workers: list[Worker] = []
     large: deque[Cell] = deque()  # to be done alone
 
     def show(finished: Cell | None = None) -> None:
         running = tuple(f"{w.cell.label}{w.at and f' ({w.at})'}" for w in workers)
-        report(Progress(done, failed, len(unique), running, time.monotonic() - began, finished))
+        report(CellProgress(done, failed, len(unique), running, time.monotonic() - began, finished))
 
     def late() -> bool:
         return bool(stopped) or (seconds is not None and time.monotonic() - began > seconds)
 
     def next_cell() -> Cell | None:
-        taken = {w.cell.alone for w in workers} - {""}
-        cell = next((cell for cell in queue if cell.alone not in taken), None)
+        taken = {w.cell.mutex for w in workers} - {""}
+        cell = next((cell for cell in queue if cell.mutex not in taken), None)
         if cell is not None:
             queue.remove(cell)
         return cell
 
     def count(cell: Cell) -> None:
         nonlocal done, failed
-        done, failed = (done + 1, failed) if place.done(cell) else (done, failed + 1)
+        done, failed = (done + 1, failed) if workspace.done(cell) else (done, failed + 1)
 
     show()
     try:
         while (queue or workers or large) and not late():
-            while len(workers) < place.jobs and (cell := next_cell()) is not None:
-                workers.append(crew.start(cell))
+            while len(workers) < workspace.jobs and (cell := next_cell()) is not None:
+                workers.append(executor.start(cell))
             if not workers:  # nothing else is left
-                workers.append(crew.start(large.popleft(), alone=True))
-            news = crew.news(workers)
+                workers.append(executor.start(large.popleft(), alone=True))
+            news = executor.news(workers)
             for worker, what, line in news:
                 cell = worker.cell
                 if what == "at":
@@ -337,10 +337,10 @@ def _run(
                         queue.appendleft(cell)
                         continue
                     with suppress(CannotWrite):  # it counts as failed without a file, too
-                        place.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
+                        workspace.write(cell, "failed", reason=f"its process {line}, {ATTEMPTS} times")
                 else:
                     following = None if late() else next_cell()
-                    crew.give(worker, following)
+                    executor.give(worker, following)
                     if following is not None:
                         worker.cell, worker.at = following, ""
                         workers.append(worker)
@@ -353,9 +353,9 @@ def _run(
             if not news:
                 show()
     finally:
-        crew.stop(workers)
+        executor.stop(workers)
         for worker in workers:
-            if place.done(worker.cell):  # it ended as we asked
+            if workspace.done(worker.cell):  # it ended as we asked
                 count(worker.cell)
                 show(worker.cell)
     return done + failed == len(unique)
@@ -370,15 +370,15 @@ class _Process(Worker):
     connection: Connection = field(kw_only=True)
 
 
-class Processes:
-    def __init__(self, place: Place) -> None:
-        self.place = place
+class ProcessExecutor:
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
 
     def start(self, cell: Cell, alone: bool = False) -> _Process:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         ours, theirs = context.Pipe()
-        place = replace(self.place, jobs=1) if alone else self.place
-        process = context.Process(target=_work, args=(place, theirs), daemon=True)
+        workspace = replace(self.workspace, jobs=1) if alone else self.workspace
+        process = context.Process(target=_work, args=(workspace, theirs), daemon=True)
         process.start()
         theirs.close()
         worker = _Process(cell, process=process, connection=ours)

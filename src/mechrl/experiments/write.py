@@ -32,7 +32,7 @@ def write_report(view: View, out: Path) -> Written:
     failed = [(cell.label, reason) for cell, reason in view.failed()]
     model, graph = view.gated.model["model"], view.gated.graph
     devices = sorted({r["device"] for cell in view.cells if (r := view.result(cell))})
-    seeds = ", ".join(map(str, view.plan.seeds))
+    seeds = ", ".join(map(str, view.scope.seeds))
     commands = sorted(
         {_in_short(r["context"].get("command", "")) for r in view.records.values()}
         - {"", _in_short(view.command)}
@@ -45,9 +45,9 @@ def write_report(view: View, out: Path) -> Written:
         ("policy", _policy(view)),
         (
             "pairs",
-            f"{view.plan.budget.pairs} discovery pairs per behaviour and seed; 100 validation and 100 test pairs, where there are so many",
+            f"{view.scope.budget.pairs} discovery pairs per behaviour and seed; 100 validation and 100 test pairs, where there are so many",
         ),
-        ("seeds", f"{seeds}; costly cells {', '.join(map(str, view.plan.costly_seeds))}"),
+        ("seeds", f"{seeds}; costly cells {', '.join(map(str, view.scope.costly_seeds))}"),
         ("device", ", ".join(devices) or "–"),
         *(("cells also by", command) for command in commands),
         ("version", f"mechrl {mechrl.__version__}"),
@@ -56,7 +56,7 @@ def write_report(view: View, out: Path) -> Written:
         "f = 1 − KL(model ‖ circuit) / KL(model ‖ corrupted) at the prediction position: 1 is the model, 0 the empty circuit. "
         "Test pairs played no part in finding any circuit. A pass is one forward of one circuit on 20 pairs; a backward counts two."
     )
-    if view.plan.quick:
+    if view.scope.quick:
         lead = f"A smoke run with tiny budgets: its numbers mean nothing. {lead}"
     page = Page(
         f"MechRL on {model}",

@@ -40,6 +40,7 @@ class Spec:
 
     @property
     def graph(self) -> Graph:
+        """The graph of a model of this shape."""
         return Graph(self.n_layers, self.n_heads, self.n_kv_heads)
 
 
@@ -127,14 +128,17 @@ class Model:
 
     @property
     def graph(self) -> Graph:
+        """What can be cut."""
         return self.spec.graph
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
         return self.embedding.dtype
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:

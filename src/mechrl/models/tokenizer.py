@@ -64,9 +64,11 @@ class Tokenizer:
         return replace(self, bos=self.opener if choice == "yes" else None, said=f"--bos {choice}")
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of the text, with nothing in front."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def prompt(self, text: str) -> list[int]:
@@ -80,6 +82,7 @@ class Tokenizer:
 
     @property
     def opener_text(self) -> str:
+        """The token that could open a prompt, as text; empty if there is none."""
         return "" if self.opener is None else self.backend.id_to_token(self.opener) or ""
 
     def single(self, text: str) -> int | None:
@@ -89,6 +92,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
+        """Tokens that there are."""
         return self.backend.get_vocab_size()
 
 

@@ -29,13 +29,13 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models.base import Model
-from mechrl.search.run import fresh
+from mechrl.search.session import fresh
 from mechrl.stats import Spread, hypergeometric_at_least
 from mechrl.validity.setting import Setting, f_of, metric_of
 
 if TYPE_CHECKING:
     from mechrl.validity.stability import Stability
-    from mechrl.validity.verdict import Verdict
+    from mechrl.validity.verdict import ValidityVerdict
 
 N_RANDOM = 20
 
@@ -71,7 +71,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class OtherVariant:
     """f of the circuit on fresh pairs of another variant of its family; None, with the reason, where it has no meaning."""
 
     behaviour: str
@@ -81,6 +81,8 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Validity:
+    """What the battery measured on one circuit. Printing it gives the table of `mechrl validate`."""
+
     model: str
     behaviour: str
     method: str
@@ -97,18 +99,20 @@ class Validity:
     specificity: tuple[Control, ...]
     recovery: Recovery | None
     recovery_reason: str  # why there is none
-    variants: tuple[Elsewhere, ...]
+    variants: tuple[OtherVariant, ...]
     seconds: float
-    verdict: Verdict | None = None  # see verdict.py
+    verdict: ValidityVerdict | None = None  # see verdict.py
     stability: Stability | None = None  # see stability.py
 
     def to_json(self) -> dict[str, Any]:
+        """As `mechrl validate --json` prints it."""
         known = asdict(replace(self, verdict=None))
         del known["verdict"]
         return known if self.verdict is None else known | {"verdict": self.verdict.to_json()}
 
     @property
     def headline(self) -> str:
+        """One line: what was found, where, by which method, and how large it is."""
         return (
             f"{self.behaviour} in {self.model} by {self.method}: {self.edges_pruned} edges ({self.edges} before pruning), "
             f"f = {self.faithfulness:.3f} on its discovery pairs"
@@ -299,7 +303,7 @@ def validate(
         specificity=tuple(controls),
         recovery=recovery(graph, mask, known, hard) if known else None,
         recovery_reason=why,
-        variants=tuple(_elsewhere(model, other, mask, report) for other in _variants(behaviour)),
+        variants=tuple(_on_variant(model, other, mask, report) for other in _variants(behaviour)),
         seconds=time.perf_counter() - began,
     )
 
@@ -312,16 +316,16 @@ def _variants(behaviour: Behaviour) -> list[Behaviour]:
     ]
 
 
-def _elsewhere(
+def _on_variant(
     model: Model, behaviour: Behaviour, mask: np.ndarray, report: Callable[[str], None]
-) -> Elsewhere:
+) -> OtherVariant:
     report(f"variant {behaviour.name}")
     try:
         engine = fresh(model, behaviour, TEST_SEED)
     except MechRLError as exc:
-        return Elsewhere(behaviour.name, None, str(exc))
+        return OtherVariant(behaviour.name, None, str(exc))
     if engine.kl_cut < gate.MIN_KL_CUT:
-        return Elsewhere(
+        return OtherVariant(
             behaviour.name, None, f"not exhibited: KL_cut {engine.kl_cut:.2f} < {gate.MIN_KL_CUT}"
         )
-    return Elsewhere(behaviour.name, float(f_of(engine, mask)[0]))
+    return OtherVariant(behaviour.name, float(f_of(engine, mask)[0]))

@@ -19,7 +19,7 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
-from mechrl.search.run import METHODS, Settings, search
+from mechrl.search.session import METHODS, SearchSettings, search
 from mechrl.stats import Spread
 
 FEWEST = 2  # bootstraps: one circuit overlaps with nothing
@@ -134,8 +134,8 @@ def _method(circuit: Circuit, model: Model) -> Callable[[Behaviour], Circuit]:
         raise MechRLError(
             f"a circuit by {circuit.method} is not found again from its file; bootstraps are for the planner and {', '.join(METHODS)}"
         )
-    mine = {field.name: known[field.name] for field in fields(Settings) if field.name in known}
-    settings = Settings(
+    mine = {field.name: known[field.name] for field in fields(SearchSettings) if field.name in known}
+    settings = SearchSettings(
         **mine | {"holds_on": holds_on, "thresholds": tuple(known.get("thresholds", (0.01,)))}
     )
     return lambda behaviour: search(model, behaviour, settings)

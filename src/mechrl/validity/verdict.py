@@ -46,7 +46,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ValidityVerdict:
     checks: tuple[Check, ...]
 
     @property
@@ -117,7 +117,7 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
             f"{spare:.0%} of its edges can go one by one with f ≥ {tau:g}",
         ),
     )
-    return replace(found, verdict=Verdict(checks))
+    return replace(found, verdict=ValidityVerdict(checks))
 
 
 def validate_and_judge(

@@ -34,7 +34,7 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise MechRLError(
-                f"{folder}: not a policy's folder, {name} is missing; `mechrl train` writes one"
+                f"{folder}: not the folder of a policy, {name} is missing; `mechrl train` writes one"
             )
     try:
         config = read_json(folder / CONFIG)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,11 @@ from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
 from mechrl.search.problem import Interrupted
-from mechrl.search.run import fresh
+from mechrl.search.session import fresh
 
 ROLLOUTS = 16  # sampled ones; the greedy one comes on top
 _SAVE_EVERY = 10.0  # seconds
-_HISTORY = ("type", "edges", "node", "f")
+_HISTORY = ("type", "edges", "node")
 
 Report = Callable[[int, str], None]  # the step that was done, and a line about it
 
@@ -97,8 +96,7 @@ class Rollouts:
     ) -> list[Episode]:
         """To the end. With `path` the way there is saved now and then; `stopping` says whether to leave, by `Interrupted`."""
         if path is not None:
-            with suppress(MechRLError, OSError, KeyError, TypeError, ValueError):  # damage costs time only
-                self._restore(path)
+            self.restore(path)
         saving, last = Saving(), time.monotonic()
         while self.running.any():
             self.step()
@@ -154,32 +152,38 @@ class Rollouts:
             "f": np.array(self.f),
             "generator": self.generator.get_state().numpy(),
         }
-        arrays |= {name: np.array([getattr(a, name) for a in self.actions]) for name in _HISTORY[:3]}
+        arrays |= {name: np.array([getattr(a, name) for a in self.actions]) for name in _HISTORY}
         seconds = self._seconds + time.perf_counter() - self._began
         spent = {"passes": self.task.engine.passes - self._passes, "seconds": seconds}
         return sealed(arrays, {"spent": json.dumps(spent)})
 
-    def _restore(self, path: Path) -> None:
-        arrays, texts = read_sealed(path)
-        spent = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
-        same = all(np.array_equal(arrays[key], value) for key, value in self._of().items())
-        shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {
-            "running": self.running.shape
-        }
-        steps = len(arrays["type"])
-        shapes |= {"type": (steps, self.n + 1), "edges": (steps, self.n + 1, MAX_PICKS)}
-        shapes |= {"node": (steps, self.n + 1), "f": (steps + 1, self.n + 1)}
-        if not same or any(arrays[name].shape != shape for name, shape in shapes.items()):
-            return
-        self.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
+    def restore(self, path: Path) -> bool:
+        """To where these rollouts were left; False, and nothing has changed, if the file is damaged or another's: that costs time only."""
+        try:
+            arrays, texts = read_sealed(path)
+            spent = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
+            if not self._fits(arrays) or not all(0 <= spent[key] < np.inf for key in ("passes", "seconds")):
+                return False
+            self.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
+        except (MechRLError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+            return False
         for name in STATE:
             setattr(self.env, name, arrays[f"env.{name}"].copy())
         self.running, self.f = arrays["running"].copy(), list(arrays["f"])
         self.actions = [
-            Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY[:3]), strict=True)
+            Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY), strict=True)
         ]
         self.task.engine.ledger.restore(self._passes + spent["passes"])
         self._seconds = spent["seconds"]
+        return True
+
+    def _fits(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Whether they are these rollouts', at some step."""
+        n, steps = self.n + 1, len(arrays["type"])
+        shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {"running": (n,)}
+        shapes |= {"type": (steps, n), "edges": (steps, n, MAX_PICKS), "node": (steps, n), "f": (steps + 1, n)}
+        same = all(np.array_equal(arrays[key], value) for key, value in self._of().items())
+        return same and all(arrays[name].shape == shape for name, shape in shapes.items())
 
 
 def discover(

@@ -62,6 +62,7 @@ function heatmap(canvas, tokens, at, readout, summary) {
   canvas.width = (left + cell * n) * devicePixelRatio;
   canvas.height = height * devicePixelRatio;
   canvas.style.width = `${left + cell * n}px`;
+  canvas.dataset.cell = cell;
   const paint = (query, key) => {
     context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     context.clearRect(0, 0, left + cell * n, height);

@@ -18,8 +18,8 @@ from mechrl.behaviours import behaviours
 from mechrl.errors import MechRLError
 from mechrl.experiments import jobs, work
 from mechrl.experiments.compare import Agent, read_agent
-from mechrl.experiments.ray_cluster import Cluster, connect, gpus
-from mechrl.experiments.work import Cell, Place, Progress
+from mechrl.experiments.ray_cluster import RayExecutor, connect, gpus
+from mechrl.experiments.work import Cell, CellProgress, Workspace
 from mechrl.files import write_atomically
 from mechrl.messages import say
 from mechrl.report.tables import Table, dumps
@@ -36,7 +36,7 @@ _GROUPS = (
 
 
 @dataclass(frozen=True)
-class Gated:
+class GateResult:
     """The model, and what it does."""
 
     model: dict[str, Any]  # name and checksum: part of every cell
@@ -54,7 +54,7 @@ class Gated:
         )
 
 
-class Workshop:
+class Experiment:
     """A folder, the worker processes that fill it, and one limit of time for everything done in it."""
 
     def __init__(
@@ -80,14 +80,14 @@ class Workshop:
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         given = None if policy is None else str(policy)
         context = {"model": model, "device": device, "policy": given, "command": self.command}
-        self.place = Place(out, jobs.do, jobs.Hands, context, jobs_)
-        self.crew = None if cluster is None else Cluster(self.place, cluster)
+        self.workspace = Workspace(out, jobs.do, jobs.Resources, context, jobs_)
+        self.executor = None if cluster is None else RayExecutor(self.workspace, cluster)
         self._opened = ExitStack()
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> Experiment:
         self.stopped = self._opened.enter_context(stop_signals())
-        if self.crew is not None:
-            self._opened.enter_context(self.crew)
+        if self.executor is not None:
+            self._opened.enter_context(self.executor)
         return self
 
     def __exit__(
@@ -104,18 +104,18 @@ class Workshop:
 
     def use_policy(self, folder: Path) -> None:
         self.policy = folder
-        self.place.context["policy"] = str(folder)
+        self.workspace.context["policy"] = str(folder)
 
     def run(self, cells: list[Cell]) -> bool:
         """True: all of them are done, or failed."""
         left = None if self.until is None else max(0.0, self.until - time.monotonic())
-        return work.run(cells, self.place, left, self.stopped, _Lines(self.place).show, self.crew)
+        return work.run(cells, self.workspace, left, self.stopped, _Lines(self.workspace).show, self.executor)
 
     def need(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell without which nothing goes on."""
-        if not self.place.done(cell):
+        if not self.workspace.done(cell):
             self.run([cell])
-        known = self.place.record(cell)
+        known = self.workspace.record(cell)
         if known is not None and known["status"] == "failed":
             raise MechRLError(known["reason"])
         if known is None:
@@ -123,7 +123,7 @@ class Workshop:
             raise AssertionError
         return known["result"]
 
-    def gate(self, names: str, force: bool = False) -> Gated:
+    def gate(self, names: str, force: bool = False) -> GateResult:
         """The chosen behaviours that the model exhibits. Named ones must all be, unless forced."""
         chosen = [b.name if b.family != "custom" else n for b, n in _named(names)]
         result = self.need(Cell("gate", {"model": self.model, "names": chosen}))
@@ -140,7 +140,7 @@ class Workshop:
                 f"model {self.model!r} exhibits none of these behaviours; see `mechrl behaviours --model {self.model}`"
             )
         model = {"model": self.model, "checksum": result["checksum"][:16]}
-        return Gated(model, result["graph"], kept, verdicts, result["examples"])
+        return GateResult(model, result["graph"], kept, verdicts, result["examples"])
 
     def write_tables(self, tables: list[Table], folder: str = "tables") -> None:
         for table in tables:
@@ -176,10 +176,10 @@ def _named(names: str) -> list[tuple[Any, str]]:
 class _Lines:
     """A line for every finished cell and, now and then, what is going on and what remains."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.last, self.finished = place, time.monotonic(), 0
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.last, self.finished = workspace, time.monotonic(), 0
 
-    def show(self, now: Progress) -> None:
+    def show(self, now: CellProgress) -> None:
         if now.finished is not None:
             self.finished += 1
             head = f"[{now.done + now.failed}/{now.total}{f', {now.failed} failed' if now.failed else ''}]"
@@ -190,7 +190,7 @@ class _Lines:
             self._say(f"{now.left} of {now.total} cells left{guess}; at work: {'; '.join(now.running)}")
 
     def _outcome(self, cell: Cell) -> str:
-        known = self.place.record(cell)
+        known = self.workspace.record(cell)
         if known is None or known["status"] == "failed":
             return f"FAILED: {known['reason'] if known else 'its file cannot be read'}"
         r = known["result"]

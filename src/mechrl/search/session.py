@@ -41,7 +41,7 @@ _HIGHEST_AIM = 0.999
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """What determines a search, besides the model and the behaviour."""
 
     method: Method
@@ -83,6 +83,7 @@ class Settings:
         check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
+        """As a circuit file stores them."""
         known = asdict(self) | {"thresholds": list(self.thresholds)}
         known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
         if self.method != "acdc":
@@ -111,11 +112,11 @@ class Found:
 
 
 @dataclass
-class Session:
+class SearchSession:
     """A search that can be left and taken up again: everything that must survive, besides the search's own state."""
 
     problem: Problem
-    settings: Settings
+    settings: SearchSettings
     scores: list[np.ndarray]  # [E] each: what candidates are chosen by
     aim: float
     k: int  # best edges by each score among the candidates
@@ -285,8 +286,8 @@ class Session:
 
 
 def prepare(
-    model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any] | None = None
-) -> Session:
+    model: Model, behaviour: Behaviour, settings: SearchSettings, about: dict[str, Any] | None = None
+) -> SearchSession:
     """Pairs, engine, scores and candidates of a search; `about` is what an interrupted one left behind."""
     began = time.perf_counter()
     pairs = discovery_pairs(model, behaviour, settings.pairs, settings.seed)
@@ -317,7 +318,7 @@ def prepare(
         scores[0] if scores else None,
         minibatch=settings.minibatch,
     )
-    session = Session(problem, settings, scores, settings.tau, k)
+    session = SearchSession(problem, settings, scores, settings.tau, k)
     if settings.holds_on == "fresh":
         session.validation = fresh(model, behaviour, VALIDATION_SEED, ledger=engine.ledger)
     if about is None:
@@ -334,7 +335,9 @@ def prepare(
     return session
 
 
-def check_continues(model: Model, behaviour: Behaviour, settings: Settings, about: dict[str, Any]) -> None:
+def check_continues(
+    model: Model, behaviour: Behaviour, settings: SearchSettings, about: dict[str, Any]
+) -> None:
     """Refuses to continue another search than the one that was left, or what says too little of it."""
     if not isinstance(about.get("settings", {}), dict):
         raise MechRLError("the state's settings are none; start again without --resume")
@@ -364,7 +367,7 @@ def _says_enough(about: dict[str, Any]) -> bool:
 def search(
     model: Model,
     behaviour: Behaviour,
-    settings: Settings,
+    settings: SearchSettings,
     checkpoint: Callable[[State], None] = lambda state: None,
 ) -> Circuit:
     """One search, straight through."""
@@ -413,7 +416,7 @@ def fresh(
     return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx), ledger=ledger)
 
 
-def _search(settings: Settings) -> Callable[[Problem, State | None], State]:
+def _search(settings: SearchSettings) -> Callable[[Problem, State | None], State]:
     if settings.method == "top-n":
         return top_n_search
     if settings.method == "greedy":

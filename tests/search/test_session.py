@@ -12,9 +12,9 @@ from mechrl.candidates import candidate_set
 from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.models.base import Model
-from mechrl.search import run
+from mechrl.search import session as run
 from mechrl.search.problem import State
-from mechrl.search.run import Session, Settings, prepare
+from mechrl.search.session import SearchSession, SearchSettings, prepare
 from tests.search.model import write_model
 
 
@@ -28,14 +28,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
 
 
-def f_of_best(session: Session, k: int) -> float:
+def f_of_best(session: SearchSession, k: int) -> float:
     candidates = candidate_set(session.scores, k)
     return float(session.problem.engine.faithfulness(np.ones(len(candidates), dtype=bool), candidates)[0])
 
 
 @pytest.mark.parametrize("method", ["acdc", "blockwise"])
 def test_k_is_doubled_until_the_candidates_reach_tau(model: Model, method: str) -> None:
-    session = prepare(model, get_behaviour("ioi"), Settings(method, pairs=4, k=5))
+    session = prepare(model, get_behaviour("ioi"), SearchSettings(method, pairs=4, k=5))
     assert session.k == 5 and f_of_best(session, 5) < 0.9
     prefilter = session.passes
     passes: list[float] = []
@@ -53,10 +53,12 @@ def test_k_is_doubled_until_the_candidates_reach_tau(model: Model, method: str) 
 
 
 def test_k_may_grow_to_the_whole_graph_and_stays_where_it_is_enough(model: Model) -> None:
-    everything = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.99999999, pairs=4, k=5))
+    everything = prepare(
+        model, get_behaviour("ioi"), SearchSettings("blockwise", tau=0.99999999, pairs=4, k=5)
+    )
     everything.run()
     assert everything.k == len(everything.problem.candidates) == model.graph.n_edges
-    enough = prepare(model, get_behaviour("ioi"), Settings("blockwise", tau=0.01, pairs=4, k=200))
+    enough = prepare(model, get_behaviour("ioi"), SearchSettings("blockwise", tau=0.01, pairs=4, k=200))
     enough.run()
     assert enough.k == 200
 
@@ -67,9 +69,9 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
 ) -> None:
     monkeypatch.setattr(run, "N_FRESH", 10)
     monkeypatch.setattr(run, "ATTEMPTS", 3)
-    settings = Settings(method, tau=0.7, pairs=4, k=30, holds_on="fresh", thresholds=(1e-4,))
+    settings = SearchSettings(method, tau=0.7, pairs=4, k=30, holds_on="fresh", thresholds=(1e-4,))
 
-    def begin(about: dict | None = None) -> Session:
+    def begin(about: dict | None = None) -> SearchSession:
         return prepare(model, get_behaviour("ioi"), settings, about)
 
     saved: list[bytes] = []
@@ -86,7 +88,7 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
         }
 
 
-def needed_k(session: Session) -> int:
+def needed_k(session: SearchSession) -> int:
     """The K that the first aim needs."""
     return next(k for k in (session.k * 2**i for i in range(20)) if f_of_best(session, k) >= session.aim)
 
@@ -102,7 +104,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         session = prepare(
             model,
             get_behaviour("ioi"),
-            Settings("blockwise", tau=0.7, pairs=4, k=30, holds_on="fresh", seed=seed),
+            SearchSettings("blockwise", tau=0.7, pairs=4, k=30, holds_on="fresh", seed=seed),
         )
         problem, validation = session.problem, session.validation
         assert validation is not None
