@@ -56,7 +56,11 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object, **options: object) -> None:
         raise AssertionError("it was loaded")
 
-    for name in ("mechrl.models.load_model", "mechrl.circuit.Circuit.load", "mechrl.agents.paper.checkpoint.load_policy"):
+    for name in (
+        "mechrl.models.load_model",
+        "mechrl.circuit.Circuit.load",
+        "mechrl.agents.paper.checkpoint.load_policy",
+    ):
         monkeypatch.setattr(name, load)
     monkeypatch.setattr("mechrl.experiments.work.run", load)
 

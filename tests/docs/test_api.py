@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import mechrl
 from mechrl.agents.paper.checkpoint import save_policy
@@ -17,6 +17,7 @@ from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.circuit import Circuit
 from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
+from mechrl.search.session import SearchSettings, search
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         ["discover", "ioi", "--no-such-option"],
         ["serach", "ioi"],
         ["validate"],
-        ["deploy", "ioi", "--rollouts", "many"],
+        ["adapt", "ioi", "--policy", "runs/toy", "--envs", "many"],
     ):
         with pytest.raises((usage_error, KeyError)):
             parse(wrong)

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import resource
-import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from safetensors.numpy import save
 
 from mechrl.cli import app as cli
 from mechrl.files.sealed import read_sealed
+from tests.agents.paper.small import write_policy
 from tests.fuzz.planner import make_network
 from tests.viewer.circuits import SMALL, random_circuit
 
@@ -71,9 +71,18 @@ READ: dict[str, tuple[str, list[str]]] = {
     "circuit": ("c.json", ["validate", "c.json"]),
     "behaviour": ("mine.jsonl", ["behaviours", "-b", "mine.jsonl"]),
     "behaviour, CSV": ("mine.csv", ["behaviours", "-b", "mine.csv"]),
-    "policy": ("policy/config.json", ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"]),
-    "policy's run": ("policy/run.json", ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"]),
-    "weights": ("policy/model.safetensors", ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"]),
+    "policy": (
+        "policy/config.json",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
+    "policy's run": (
+        "policy/run.json",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
+    "weights": (
+        "policy/model.safetensors",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
     "state": ("out/state.safetensors", [*SEARCH, "--resume"]),
     "model": ("model/config.json", ["behaviours", "--model", "model"]),
     "GGUF": ("m.gguf", ["behaviours", "--model", "m.gguf"]),
@@ -89,7 +98,7 @@ READ: dict[str, tuple[str, list[str]]] = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
-    make_policy(Path("policy"))
+    write_policy(Path("policy"))
     for folder in ("out", "model", "planner", "mine/records"):
         Path(folder).mkdir(parents=True)
     make_network(Path("planner"))

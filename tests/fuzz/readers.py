@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
 import tokenizers
 import torch
 import transformers
+
 from mechrl import attribution
 from mechrl.agents.paper.checkpoint import load_policy, save_policy, trained_with
 from mechrl.agents.paper.deploy import Rollouts
@@ -29,7 +30,6 @@ from mechrl.behaviours import PARTS, load_behaviour
 from mechrl.circuit import Circuit
 from mechrl.cli.view import read_notes
 from mechrl.engine import Engine
-from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
 from mechrl.experiments.compare import rows
 from mechrl.experiments.work import Cell, Workspace

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mechrl.agents.paper import adapt, deploy, ppo, tasks
 from mechrl.agents.paper.checkpoint import load_policy
 from mechrl.agents.paper.train import METRICS
 from mechrl.circuit import Circuit
 from mechrl.cli.discover import discover_command
 from mechrl.cli.train import adapt_command, plot_run_command, train_command
 from mechrl.errors import MechRLError
-from tests.agents.paper import small
+from tests.agents.paper.small import shrink
 from tests.search.model import write_model
 
 TIMES = ("seconds", "steps_per_second")
@@ -38,12 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def sizes(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `small.make_small`, and undone again."""
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    for module, name in ((ppo, "PPOConfig"), (adapt, "PPOConfig"), (ppo, "Policy"), (tasks, "TaskSettings")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(deploy, "_SAVE_EVERY", 10.0)
-    small.make_small()
+    shrink(monkeypatch)
 
 
 @pytest.fixture

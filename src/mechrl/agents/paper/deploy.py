@@ -170,9 +170,7 @@ class Rollouts:
         for name in STATE:
             setattr(self.env, name, arrays[f"env.{name}"].copy())
         self.running, self.f = arrays["running"].copy(), list(arrays["f"])
-        self.actions = [
-            Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY), strict=True)
-        ]
+        self.actions = [Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY), strict=True)]
         self.task.engine.ledger.restore(self._passes + spent["passes"])
         self._seconds = spent["seconds"]
         return True
@@ -181,7 +179,12 @@ class Rollouts:
         """Whether they are these rollouts', at some step."""
         n, steps = self.n + 1, len(arrays["type"])
         shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {"running": (n,)}
-        shapes |= {"type": (steps, n), "edges": (steps, n, MAX_PICKS), "node": (steps, n), "f": (steps + 1, n)}
+        shapes |= {
+            "type": (steps, n),
+            "edges": (steps, n, MAX_PICKS),
+            "node": (steps, n),
+            "f": (steps + 1, n),
+        }
         same = all(np.array_equal(arrays[key], value) for key, value in self._of().items())
         return same and all(arrays[name].shape == shape for name, shape in shapes.items())
 
