@@ -252,7 +252,7 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("adapt ioi --policy policy --iterations 0", 2),
         ("adapt ioi --policy policy --seconds -1", 2),
         ("adapt ioi --policy policy --envs 30", 1),
-        ("plot-run out", 1),
+        ("curves out", 1),
         ("train --k 0", 2),
         ("train --envs 5", 1),
         ("reproduce --agent planner", 1),

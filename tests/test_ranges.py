@@ -21,7 +21,7 @@ from tests.viewer.circuits import SMALL, random_circuit
 GIVEN = {
     "mechrl discover": ["ioi"],
     "mechrl adapt": ["ioi", "--policy", "policy"],
-    "mechrl plot-run": ["run"],
+    "mechrl curves": ["run"],
     "mechrl search": ["acdc", "ioi"],
     "mechrl validate": ["circuit.json"],
     "mechrl export": ["circuit.json", "--html", "page.html"],

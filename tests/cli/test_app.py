@@ -31,7 +31,7 @@ COMMANDS = [
     "compare",
     "reproduce",
     "train",
-    "plot-run",
+    "curves",
     "export",
 ]
 COMMANDS += ["view", "bench", "planner"]

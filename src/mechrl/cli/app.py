@@ -27,7 +27,7 @@ from mechrl.cli.metrics import metrics_command
 from mechrl.cli.planner import app as planner_app
 from mechrl.cli.search import search_command
 from mechrl.cli.terminal import answer_json, answer_table
-from mechrl.cli.train import adapt_command, plot_run_command, train_command
+from mechrl.cli.train import adapt_command, curves_command, train_command
 from mechrl.cli.validate import validate_command
 from mechrl.cli.view import export_command, view_command
 from mechrl.errors import MechRLError
@@ -102,7 +102,7 @@ app.command("metrics")(metrics_command)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce_command)
 app.command("train")(train_command)
-app.command("plot-run")(plot_run_command)
+app.command("curves")(curves_command)
 app.command("export")(export_command)
 app.command("view")(view_command)
 app.add_typer(bench_app, name="bench")

@@ -1,4 +1,4 @@
-"""`mechrl train`, `mechrl adapt` and `mechrl plot-run`: the paper's agent. Heavy imports wait until a command runs."""
+"""`mechrl train`, `mechrl adapt` and `mechrl curves`: the paper's agent. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def adapt_command(
         raise unsaved
 
 
-def plot_run_command(
+def curves_command(
     run: Annotated[
         Path, typer.Argument(help="A folder that `mechrl train` or `adapt` filled.", show_default=False)
     ],
@@ -199,8 +199,8 @@ def plot_run_command(
 
     Examples:
 
-    - `mechrl plot-run runs/toy`
-    - `mechrl plot-run runs/toy --out toy.png`
+    - `mechrl curves runs/toy`
+    - `mechrl curves runs/toy --out toy.png`
     """
     from mechrl.files import write_atomically
     from mechrl.report.training import draw_run

@@ -1,4 +1,4 @@
-"""A training run of the paper's agent, seen into: what `mechrl plot-run` draws."""
+"""A training run of the paper's agent, seen into: what `mechrl curves` draws."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def draw_run(folder: Path) -> Figure:
         caption="Means over the episodes that ended in an iteration.",
         alt="Six curves over the iterations of a training run.",
         data={key: {"iteration": x, "value": y} for key, (x, y) in lines.items()},
-        command=f"mechrl plot-run {folder}",
+        command=f"mechrl curves {folder}",
         size=(11.0, 5.5),
         paint=paint,
     )

@@ -1,4 +1,4 @@
-"""`mechrl train`, `adapt`, `plot-run` and `discover --agent paper` as their users meet them: real processes, real signals, one line for
+"""`mechrl train`, `adapt`, `curves` and `discover --agent paper` as their users meet them: real processes, real signals, one line for
 every mistake."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mechrl.agents.paper.checkpoint import load_policy
 from mechrl.agents.paper.train import METRICS
 from mechrl.circuit import Circuit
 from mechrl.cli.discover import discover_command
-from mechrl.cli.train import adapt_command, plot_run_command, train_command
+from mechrl.cli.train import adapt_command, curves_command, train_command
 from mechrl.errors import MechRLError
 from tests.agents.paper.small import shrink
 from tests.search.model import write_model
@@ -151,14 +151,14 @@ def test_discover_by_the_papers_agent(model: str, trained: Path, tmp_path: Path,
 
 def test_a_run_is_drawn(model: str, trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot_run_command(trained)
+    curves_command(trained)
     assert (trained / "curves.svg").read_bytes().startswith(b"<?xml")
-    plot_run_command(trained, tmp_path / "run.png")
+    curves_command(trained, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-    mistakes(plot_run_command, dict(run=trained, out=tmp_path / "run.pdf"), {}, "ends in .svg or .png")
-    mistakes(plot_run_command, dict(run=tmp_path), {}, "metrics.jsonl is missing")
+    mistakes(curves_command, dict(run=trained, out=tmp_path / "run.pdf"), {}, "ends in .svg or .png")
+    mistakes(curves_command, dict(run=tmp_path), {}, "metrics.jsonl is missing")
     (trained / METRICS).write_text("{}\n")
-    mistakes(plot_run_command, dict(run=trained), {}, "damaged")
+    mistakes(curves_command, dict(run=trained), {}, "damaged")
 
 
 def mistakes(command, arguments: dict, changes: dict, message: str) -> None:
