@@ -30,7 +30,7 @@ from typing import Any
 
 from mechrl.errors import MechRLError
 from mechrl.experiments import compare_tables
-from mechrl.experiments.work import Cell, checksum
+from mechrl.experiments.cells import Cell, checksum
 from mechrl.files import write_atomically
 
 CELLS = "cells.jsonl.xz"

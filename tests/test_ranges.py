@@ -62,7 +62,7 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "mechrl.agents.paper.checkpoint.load_policy",
     ):
         monkeypatch.setattr(name, load)
-    monkeypatch.setattr("mechrl.experiments.work.run", load)
+    monkeypatch.setattr("mechrl.experiments.executor.run", load)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pairs → scores → K: the edges that a method chooses from, called the candidate set. All other edges are cut.
+"""The candidate set: pairs → scores → the K edges that a method chooses from. All other edges are cut.
 
 The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric); the candidates are
 the K edges of highest |score|. `union` adds the K best by KL: on some models the best edges by the metric alone reach no useful f.
@@ -21,37 +21,37 @@ from mechrl.names import Prefilter
 
 
 def discovery_pairs(model: Model, behaviour: Behaviour, n: int, seed: int) -> Pairs:
-    """The pairs that a circuit is found on."""
+    """The pairs on which a circuit is found."""
     if model.tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
     return behaviour.pairs(model.tokenizer, n, seed, part="discovery", n_ctx=model.spec.n_ctx)
 
 
 def metrics_of(metric: Metric, prefilter: Prefilter) -> list[Metric]:
-    """What the edges are scored by, for a behaviour with this metric. The first ranks all edges."""
+    """The metrics that score edges, for a behaviour with this metric. The first one ranks all edges."""
     if prefilter == "kl" or metric == "kl":
         return ["kl"]
     return [metric, "kl"] if prefilter == "union" else [metric]
 
 
 def scores_of(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
-    """[E] each: EAP-IG on inputs with five steps, by every metric."""
+    """[E] for each metric: EAP-IG on inputs, five steps."""
     return attribution.cached_by(engine, pairs, metrics)
 
 
 def ranking(scores: np.ndarray) -> np.ndarray:
-    """Edges from the highest |score| to the lowest; equal ones in edge order."""
+    """Edges from the highest |score| to the lowest; ties in edge order."""
     return np.argsort(-np.abs(scores), kind="stable")
 
 
 def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Ascending edges: the union of the k best by each score. (Two scores share most of theirs: the union is far below 2k.)"""
+    """The union of the k best edges by each score, ascending. (Two scores agree on most: the union is far below 2k.)"""
     return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
 
 
 @dataclass(frozen=True)
 class Widened:
-    """The `edges` that are among the `k` best by any score, and f of the circuit of all of them."""
+    """The `edges` among the `k` best by any score, and their f as a circuit."""
 
     edges: np.ndarray
     k: int
@@ -59,7 +59,7 @@ class Widened:
 
 
 def widen(engine: Engine, scores: Sequence[np.ndarray], k: int, reach: float) -> Widened:
-    """Doubles k until f of the candidates is at least `reach`. Every f is charged."""
+    """Doubles k until f of the candidates is at least `reach`. Every measurement is charged."""
     n_edges = engine.graph.n_edges
     while True:
         edges = candidate_set(scores, k)

@@ -125,8 +125,7 @@ def of_rows(behaviour: Behaviour) -> list[str]:
         )
     if repeats := recurring(rows):
         found.append(
-            f"of {repeats} test pairs a prompt is also in a discovery or validation pair: "
-            "corrupted prompts recur, clean prompts of the three parts differ"
+            f"{repeats} test pairs share a corrupted prompt with another part; no clean prompt is in two parts"
         )
     return found
 

@@ -14,9 +14,10 @@ from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.tasks import task_of
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
-from mechrl.experiments import jobs, work
+from mechrl.experiments import jobs, worker
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, Budget, circuit_cell, read_agent
-from mechrl.experiments.work import Cell, Stopped, Workspace
+from mechrl.experiments.worker import Stopped
 from mechrl.validity.setting import Setting
 from tests.stopping import stop_at
 
@@ -74,14 +75,14 @@ def test_a_damaged_state_costs_time_only(tmp_path: Path, policy: Path) -> None:
 
 def test_what_a_job_tells_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(work, "_tell", heard.append)
-    monkeypatch.setattr(work, "_last_told", 0.0)
-    work.tell("one")
-    work.tell("too soon")
+    monkeypatch.setattr(worker, "_tell", heard.append)
+    monkeypatch.setattr(worker, "_last_told", 0.0)
+    worker.tell("one")
+    worker.tell("too soon")
     assert heard == ["one"]
-    monkeypatch.setattr(work, "_asked_to_stop", True)
+    monkeypatch.setattr(worker, "_asked_to_stop", True)
     with pytest.raises(Stopped):
-        work.check_stop()
+        worker.check_stop()
 
 
 def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None:

@@ -10,14 +10,14 @@ SRC = Path(__file__).parents[2] / "src"
 # From left to right. Rooms on one line may import from each other.
 ORDER = [
     "errors",
-    "messages signals files names ranges stats",
+    "messages signals files names ranges stats hub notebook",
     "graph",
     "models",
     "behaviours",
     "engine",
     "gate inspection attribution eap_ig",
     "candidates",
-    "circuit circuit_views",
+    "circuit circuit_json circuit_views",
     "search",
     "agents",
     "report",

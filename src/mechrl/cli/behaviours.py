@@ -97,7 +97,10 @@ def _answer_verdicts(verdicts: list[Verdict]) -> None:
         "corrupted",
         "exhibited",
     ]
-    number = lambda x: "–" if x is None else f"{x:.2f}"  # noqa: E731
+
+    def number(x: float | None) -> str:
+        return "–" if x is None else f"{x:.2f}"
+
     rows = []
     for v in verdicts:
         numbers = [number(x) for x in (v.accuracy, v.top1, v.p_answer, v.kl_cut)]
@@ -176,7 +179,7 @@ def _answer_inspection(seen: Inspection, file: Path, model: str) -> None:
         f"{model} {'exhibits' if v.exhibited else 'does not exhibit'} it: {numbers}{'' if v.exhibited else f' ({v.reason})'}"
     )
     if v.exhibited:
-        answer(f"next: mechrl search blockwise {file} --model {model} --out runs/{seen.name}")
+        answer(f"next: mechrl discover {file} --model {model} --out runs/{seen.name}")
 
 
 def _some(texts: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
-from mechrl.experiments.work import Cell, Workspace
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.ranges import check_seed
 from mechrl.stats import Spread
 

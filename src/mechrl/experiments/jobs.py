@@ -36,7 +36,8 @@ from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Stopped, Workspace, stopping, tell
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import Stopped, stopping, tell
 from mechrl.files import write_atomically
 from mechrl.files.saving import Saving
 from mechrl.models import load_model
@@ -81,7 +82,8 @@ def do(resources: Resources, cell: Cell) -> dict[str, Any]:
     ]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
-        return job(resources, cell, **arguments) | {"device": resources.device_name}
+        result: dict[str, Any] = job(resources, cell, **arguments)
+        return result | {"device": resources.device_name}
     except Interrupted:
         raise Stopped from None
     except torch.cuda.OutOfMemoryError:

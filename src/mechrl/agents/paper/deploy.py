@@ -40,7 +40,7 @@ from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
 from mechrl.search.problem import Interrupted
-from mechrl.search.session import fresh
+from mechrl.search.fresh_pairs import fresh
 
 ROLLOUTS = 16  # sampled ones; the greedy one comes on top
 _SAVE_EVERY = 10.0  # seconds

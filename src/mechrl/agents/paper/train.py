@@ -186,6 +186,8 @@ def _check_continues(folder: Path, about: dict[str, Any]) -> None:
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
         known = read_json(path)
+        if not isinstance(known, dict):
+            raise ValueError("not what a run writes")
     except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
     if known.get("agent") != about["agent"]:
