@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -172,8 +172,7 @@ def reproduce_command(
         str,
         typer.Option(
             rich_help_panel=options.BASICS,
-            metavar="[paper]",
-            callback=options.choice("paper"),
+            **options.choice("agent", Literal["paper"]),
             help="Whose tables these are.",
         ),
     ] = "paper",

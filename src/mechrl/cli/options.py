@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -199,8 +199,7 @@ ScoredBy = Annotated[
     str,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[metric|kl]",
-        callback=choice("metric", "kl"),
+        **choice("prefilter", Literal["metric", "kl"]),
         help="What candidates are chosen by: the behaviour's own `metric` (the paper), or `kl`.",
     ),
 ]
