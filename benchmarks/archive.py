@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.errors import MechRLError
+from mechrl.experiments.cells import Cell, checksum
 from mechrl.experiments.compare_tables import NAMES
-from mechrl.experiments.work import Cell, checksum
 from mechrl.files import write_atomically
 
 CELLS = "cells.jsonl.xz"

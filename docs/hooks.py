@@ -14,17 +14,11 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from mechrl.cli import app
+from mechrl.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- commands -->"
-GROUPS = [
-    "Arguments",
-    "Basics",
-    "Budget",
-    "Reproducibility",
-    "Expert",
-]  # as `--help` has them, the first aside
+GROUPS = ("Arguments", "Basics", "Budget", "Reproducibility", "Expert")  # the headings of `--help`
 PUBLISHED = {".md", ".png", ".svg"}  # of benchmarks/; tables and figures, not their rows
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 

@@ -197,7 +197,7 @@ def test_behaviours_that_are_none(
         ("no/such/model", "no such directory"),
         ("missing.gguf", "missing.gguf"),
         ("~nosuchuser/model", "not a path"),
-        ("a-file", "no .gguf"),
+        ("a-file", "not a .gguf file"),
         ("nowhere/nothing", "HF_HUB_OFFLINE"),
         ("m" * 5000, "File name too long"),
         (ESCAPE, r"\x1b[31mred"),

@@ -129,14 +129,16 @@ from functools import partial
 from mechrl.cli import app as cli
 from mechrl.agents.planner import collect
 from mechrl.experiments.experiment import GateResult, Experiment
-from mechrl.experiments.work import CellRunner
+from mechrl.experiments.worker import CellRunner
+from mechrl.files.lock import only_writer
 few = dict(pairs=4, fresh=4, singles=8, additions=4, sets=6, mixed=4, outside=40)
 collect.CollectSettings = partial(collect.CollectSettings, **few)
 Experiment.gate = lambda self, names: GateResult({"model": self.model, "checksum": ""}, {}, names.split(","), {}, {})
 def run(self, cells):
     runner = CellRunner(self.workspace)
-    for cell in cells:
-        self.workspace.done(cell) or runner.do(cell)
+    with only_writer(self.workspace.folder):
+        for cell in cells:
+            self.workspace.done(cell) or runner.do(cell)
     return all(map(self.workspace.done, cells))
 Experiment.run = run
 cli.main()

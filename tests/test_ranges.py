@@ -59,7 +59,7 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("mechrl.models.load_model", "mechrl.circuit.Circuit.load", "mechrl.rl.rollout.load_policy"):
         monkeypatch.setattr(name, load)
-    monkeypatch.setattr("mechrl.experiments.work.run", load)
+    monkeypatch.setattr("mechrl.experiments.executor.run", load)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

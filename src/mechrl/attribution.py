@@ -1,20 +1,19 @@
 """Attribution: how much every edge matters, from gradients instead of one run per edge.
 
-The loss L is the negated metric of a behaviour, or the KL from the model (`loss`), averaged over the pairs. All scores S [E] share
-one sign: **S > 0 means that corrupting the edge raises the loss**, so a behaviour lives on edges of large positive score.
+The loss L is a behaviour's metric, negated, or the KL from the model (`loss`), averaged over pairs. All scores S [E] have the same sign:
+**S > 0 means that corrupting the edge raises the loss**. Edges of large positive score carry the behaviour.
 
 With D(u) = a_corr(u) − a_clean(u) and x_v the stream that v reads before its norm:
 
     exact          S_uv = L(all edges but uv) − L(model)
     EAP            S_uv = D(u) · ∂L/∂x_v at the clean run, the first-order estimate of `exact`
-    EAP-IG         the same D, the gradient averaged over m runs on the way from the corrupted to the clean run: of the token
-                   embedding (`inputs`), or of one group of nodes at a time (`activations`)
-    GIM, RelP      EAP with another backward pass, at its price (engine/rules.py)
-    mask gradients S_uv = −(average of ∂L/∂M_uv at αM, α = ½/m, 3/2/m, …), from a circuit M down to the empty one
+    EAP-IG         the same D, the gradient averaged over m runs between the corrupted and the clean run, interpolating the token
+                   embedding (`inputs`), or one group of nodes at a time (`activations`)
+    GIM, RelP      EAP with another backward pass, at the same cost (engine/rules.py)
+    mask gradients S_uv = −(average of ∂L/∂M_uv at αM, α = ½/m, 3/2/m, …), from a circuit M to the empty one
 
-The engine gives ∂L/∂M_uv = ∂L/∂x_v · (a_now(u) − a_corr(u)) for real-valued masks M, and every method here is minus such a gradient:
-a circuit run whose mask is one everywhere is the clean run, and one whose mask is k/m on the edges out of the input starts at the
-embedding e_corr + (k/m)(e_clean − e_corr).
+For real-valued masks M the engine gives ∂L/∂M_uv = ∂L/∂x_v · (a_now(u) − a_corr(u)). Every method here is minus such a gradient: with
+a mask of ones the circuit's run is the clean run; with k/m on the edges out of the input it starts at e_corr + (k/m)(e_clean − e_corr).
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, cache_folder, write_atomically
 from mechrl.files.sealed import read_sealed, sealed
 
-# Where the integration stands at its m steps: the paper and the current public code of EAP-IG take k = 0 … m−1 of m (the corrupted
-# end is included, the clean one is not), the code behind EAP-IG's own publication k = 1 … m (the other way round).
+# Where the m steps of EAP-IG are: k/m for k = 0 … m−1 in the paper and in EAP-IG's current code (with the corrupted end, without the
+# clean one), for k = 1 … m in the code of EAP-IG's publication.
 Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "gim", "relp", "mask-gradients", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
@@ -48,20 +47,22 @@ ORDERS = (
     0.0,
     NEGATIVE,
     1.0,
-)  # weights of negative scores in `strength`: they go first, early, or like positive ones
+)  # weights of negative scores in `strength`: such edges go first, early, or like others
 
 _CUTS_AT_ONCE = 256  # masks of one call of `exact`
 
 
 def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
-    """What edges are worth, the least first to go. One of negative score works against the behaviour: cutting it may lead to a smaller
-    circuit, since helpful edges that it held in check can go as well, or may make the circuit overshoot. `negative` is its weight.
+    """What edges are worth; the least goes first.
+
+    An edge of negative score works against the behaviour. Cutting it may allow a smaller circuit, because helpful edges that it held in
+    check can go as well, or it may make the circuit overshoot. `negative` weights such scores.
     """
     return scores.clip(min=0) - negative * scores.clip(max=0)
 
 
 def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
-    """What attribution differentiates: the metric negated, or KL(model ‖ ·); logits [C, batch, V] to [C, batch]."""
+    """What attribution differentiates: the metric, negated, or KL(model ‖ ·). Logits [C, batch, V] to [C, batch]."""
     if metric == "kl":
         return engine.kl_objective
     return lambda logits: -metric_value(metric, logits, pairs)
@@ -69,20 +70,21 @@ def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
 
 def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
     """[E] EAP, or GIM or RelP by their `rules`. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
-    return -_gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
+    gradient: np.ndarray = _gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
+    return -gradient
 
 
 def eap_ig_inputs(
     engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
-    """[E] EAP-IG on inputs: D from the two end points, the gradient averaged over interpolated token embeddings."""
+    """[E] EAP-IG on inputs: D from the two ends, the gradient averaged over interpolated token embeddings."""
     return _eap_ig_inputs(engine, [objective], steps, convention)[0]
 
 
 def _eap_ig_inputs(
     engine: Engine, objectives: Sequence[Objective], steps: int, convention: Convention
 ) -> list[np.ndarray]:
-    """The same by several objectives, which share the runs forth."""
+    """The same for several objectives, which share forward passes."""
     position = _positions(steps, convention)
     weights = np.where(engine.graph.edge_source == 0, position[:, None], 1.0)
     found = engine.gradients(weights, objectives, against_full=True)
@@ -92,10 +94,10 @@ def _eap_ig_inputs(
 def eap_ig_activations(
     engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
-    """[E] EAP-IG on activations: a group of nodes (the input, a layer's heads, an MLP) is interpolated, the rest recomputed.
+    """[E] EAP-IG on activations: interpolates one group of nodes (the input, a layer's heads, an MLP) and recomputes the rest.
 
-    A group's nodes do not read each other, so what they would write is as in the clean run, and M = k/m on all edges out of the
-    group is the interpolation a_corr + (k/m)(a_clean − a_corr) of its outputs. m runs for each of the 2L + 1 groups.
+    Nodes of a group do not read each other, so they write what they write in the clean run, and M = k/m on all edges out of the group
+    interpolates its outputs: a_corr + (k/m)(a_clean − a_corr). m runs for each of the 2L + 1 groups.
     """
     graph = engine.graph
     scores = np.zeros(graph.n_edges)
@@ -118,10 +120,10 @@ def integrated_mask_gradients(
     objective: Objective | None = None,
     steps: int = 5,
 ) -> np.ndarray:
-    """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM, zero where the circuit `mask` [n] has no edge.
+    """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM; 0 for edges that the circuit `mask` [n] lacks.
 
-    L is the KL unless given. By the fundamental theorem the scores of a circuit add up to L(empty) − L(circuit), up to the error
-    of the midpoint rule: for KL, to f · KL_cut.
+    L is KL by default. Up to the error of the midpoint rule, a circuit's scores add up to L(empty) − L(circuit), which for KL is
+    f · KL_cut.
     """
     edges = np.arange(engine.graph.n_edges) if edges is None else edges
     alive = np.ones(len(edges), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -134,7 +136,7 @@ def integrated_mask_gradients(
 
 
 def exact(engine: Engine, objective: Objective, edges: np.ndarray | None = None) -> np.ndarray:
-    """[n] the effect of cutting each of `edges` (default: all) alone from the whole model: one pass an edge."""
+    """[n] the effect of cutting each of `edges` (default: all) alone from the whole model; one pass per edge."""
     edges = np.arange(engine.graph.n_edges) if edges is None else np.asarray(edges)
     whole = np.ones((1, engine.graph.n_edges), dtype=bool)
     values = [_mean(engine.measure(whole, objective))]
@@ -143,7 +145,8 @@ def exact(engine: Engine, objective: Objective, edges: np.ndarray | None = None)
         masks = whole.repeat(len(some), axis=0)
         masks[np.arange(len(some)), some] = False
         values.append(_mean(engine.measure(masks, objective)))
-    return np.concatenate(values[1:] or [np.zeros(0)]) - values[0]
+    change: np.ndarray = np.concatenate(values[1:] or [np.zeros(0)]) - values[0]
+    return change
 
 
 def attribute(
@@ -154,7 +157,7 @@ def attribute(
     steps: int = 5,
     convention: Convention = "from-corrupt",
 ) -> np.ndarray:
-    """[E] the scores of every edge by a method and a metric, both by name."""
+    """[E] scores by a method and a metric, given by name."""
     objective = loss(metric, pairs, engine)
     if method in ("eap", "gim", "relp"):
         return eap(engine, objective, {"gim": GIM, "relp": RELP}.get(method))
@@ -180,9 +183,9 @@ def cached(
     steps: int = 5,
     convention: Convention = "from-corrupt",
 ) -> np.ndarray:
-    """`attribute`, read from the disk if it was computed before.
+    """`attribute`, from the disk cache if possible.
 
-    The passes that the scores cost are charged either way: what a method costs must not depend on what was run before it.
+    Passes are charged either way: a method's cost must not depend on what ran before it.
     """
     return cached_by(engine, pairs, [metric], method, steps, convention)[0]
 
@@ -195,7 +198,7 @@ def cached_by(
     steps: int = 5,
     convention: Convention = "from-corrupt",
 ) -> list[np.ndarray]:
-    """`cached` by several metrics. What they share is computed once, and charged to each."""
+    """`cached` for several metrics. What they share is computed once, and charged for each."""
     folder = cache_folder() / "scores"
     found: dict[Metric, np.ndarray] = {}
     unknown: dict[Metric, tuple[Path, str]] = {}
@@ -211,7 +214,7 @@ def cached_by(
     found |= zip(unknown, _attribute_by(engine, pairs, list(unknown), method, steps, convention), strict=True)
     for metric, (path, what) in unknown.items():
         passes = (engine.passes - before) / len(unknown)
-        with suppress(CannotWrite):  # a full or read-only disk costs time only
+        with suppress(CannotWrite):  # a full or read-only disk only costs time
             write_atomically(path, sealed({"scores": found[metric]}, {"what": what, "passes": repr(passes)}))
     return [found[metric] for metric in metrics]
 
@@ -233,7 +236,7 @@ def _attribute_by(
 def _determinants(
     engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
 ) -> str:
-    """Everything that the scores depend on."""
+    """All that the scores depend on."""
     stepped = method in ("eap-ig-inputs", "eap-ig-activations", "mask-gradients")
     return json.dumps(
         {
@@ -254,7 +257,7 @@ def _determinants(
 
 
 def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | None:
-    """Scores and the passes they cost; None if the file is not there or is not what it should be."""
+    """Scores and the passes they cost; None if the file is missing or not as it should be."""
     try:
         arrays, about = read_sealed(path)
         scores, passes = arrays["scores"], float(about["passes"])
@@ -274,7 +277,7 @@ def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | Non
 
 
 def _positions(steps: int, convention: Convention) -> np.ndarray:
-    """Places k/m between the corrupted (0) and the clean (1) end."""
+    """The steps k/m between the corrupted (0) and the clean (1) end."""
     if steps < 1:
         raise MechRLError(f"integration needs at least one step, not {steps}")
     if convention not in get_args(Convention):

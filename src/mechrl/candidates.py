@@ -1,10 +1,10 @@
-"""Pairs → scores → K: the edges that a method chooses from, called the candidate set. All other edges are cut.
+"""The candidate set: pairs → scores → the K edges that a method chooses from. All other edges are cut.
 
-The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric); the candidates are
-the K edges of highest |score|. `union` adds the K best by KL: on some models the best edges by the metric alone reach no useful f.
+The paper's prefilter is EAP-IG on inputs, five steps, by the behaviour's own metric; the candidates are the K edges of highest |score|.
+`union` adds the K best by KL: in some models, the best edges by the metric alone reach no useful f.
 
-    reach    K doubles until f of the candidates is at least this
-    spare    then the fewest candidates whose f is at most this much lower, without dead edges
+    reach    doubles K until f of the candidates is at least this
+    spare    then takes the fewest candidates whose f is at most this much lower, without dead edges
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import Prefilter
 
-_CLOSE = 1.05  # the bisection for `spare` ends when its ends are this factor apart
+_CLOSE = 1.05  # the bisection for `spare` ends when its bounds are this factor apart
 
 
 def discovery_pairs(model: Model, behaviour: Behaviour, n: int, seed: int) -> Pairs:
-    """The pairs that a circuit is found on."""
+    """The pairs on which a circuit is found."""
     if model.tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so no pairs can be made for it")
     return behaviour.pairs(model.tokenizer, n, seed, part="discovery", n_ctx=model.spec.n_ctx)
 
 
 def metrics_of(metric: Metric, prefilter: Prefilter) -> list[Metric]:
-    """What the edges are scored by, for a behaviour with this metric. The first ranks all edges."""
+    """The metrics that score edges, for a behaviour with this metric. The first one ranks all edges."""
     if prefilter == "kl" or metric == "kl":
         return ["kl"]
     return [metric, "kl"] if prefilter == "union" else [metric]
 
 
 def scores_of(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
-    """[E] each: EAP-IG on inputs with five steps, by every metric."""
+    """[E] for each metric: EAP-IG on inputs, five steps."""
     return attribution.cached_by(engine, pairs, metrics)
 
 
 def ranking(scores: np.ndarray) -> np.ndarray:
-    """Edges from the highest |score| to the lowest; equal ones in edge order."""
+    """Edges from the highest |score| to the lowest; ties in edge order."""
     return np.argsort(-np.abs(scores), kind="stable")
 
 
 def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Ascending edges: the union of the k best by each score. (Two scores share most of theirs: the union is far below 2k.)"""
+    """The union of the k best edges by each score, ascending. (Two scores agree on most: the union is far below 2k.)"""
     return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
 
 
 def candidates_of(
     engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float = 0.0, reach: float = 0.0
 ) -> np.ndarray:
-    """The candidate set, as `reach` and `spare` would have it."""
+    """The candidate set, grown by `reach` and shrunk by `spare`."""
     if not (spare or reach):
         return candidate_set(scores, k)
     widest = widen(engine, scores, k, reach or -np.inf)
@@ -68,7 +68,7 @@ def candidates_of(
 
 @dataclass(frozen=True)
 class Widened:
-    """The `edges` that are among the `k` best by any score, and f of the circuit of all of them."""
+    """The `edges` among the `k` best by any score, and their f as a circuit."""
 
     edges: np.ndarray
     k: int
@@ -76,7 +76,7 @@ class Widened:
 
 
 def widen(engine: Engine, scores: Sequence[np.ndarray], k: int, reach: float) -> Widened:
-    """Doubles k until f of the candidates is at least `reach`. Every f is charged."""
+    """Doubles k until f of the candidates is at least `reach`. Every measurement is charged."""
     n_edges = engine.graph.n_edges
     while True:
         edges = candidate_set(scores, k)
@@ -87,7 +87,7 @@ def widen(engine: Engine, scores: Sequence[np.ndarray], k: int, reach: float) ->
 
 
 def _fewest(engine: Engine, scores: Sequence[np.ndarray], widest: Widened, least: float) -> np.ndarray:
-    """By bisection over k, the fewest candidates with f ≥ `least`, and of these the live ones."""
+    """The fewest candidates with f ≥ `least`, by bisection over k, without dead edges."""
     best, low, high = widest.edges, 1, min(widest.k, engine.graph.n_edges)
     while high > _CLOSE * low + 1:
         middle = round((low * high) ** 0.5)

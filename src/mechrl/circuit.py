@@ -1,11 +1,7 @@
-"""A circuit and where it came from: the one thing that leaves a method, whichever method found it. JSON in and out."""
+"""A circuit and where it came from: the one thing that leaves a method, whichever method found it."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +9,12 @@ from typing import Any
 import numpy as np
 
 import mechrl
-from mechrl import hub
+from mechrl import circuit_json, hub
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
-from mechrl.files import write_atomically
-from mechrl.files.reading import read_json
-from mechrl.graph import Graph, checked_graph
+from mechrl.graph import Graph
 from mechrl.models.base import Model
-from mechrl.names import PREFILTERS
-from mechrl.ranges import MOST_PAIRS
 
-FORMAT = 1
 FILE = "circuit.json"  # in a folder and on the hub
 
 
@@ -187,7 +178,8 @@ class Circuit:
 
     def rows_of_edges(self) -> list[dict[str, Any]]:
         """A dict for every kept edge: `source`, `target`, `channel`, `score`, `live`; the strongest first."""
-        return views().rows(self)
+        found: list[dict[str, Any]] = views().rows(self)
+        return found
 
     def to_dataframe(self) -> Any:
         """The same as a `pandas.DataFrame`."""
@@ -201,7 +193,7 @@ class Circuit:
         """What the circuit says to a prompt of yours, beside the model; `corrupt` is what it is told where it has no edge."""
         return views().run(self, model, prompt, corrupt, top)
 
-    def transformer_lens_hooks(self, corrupted: Any) -> list[Any]:
+    def transformer_lens_hooks(self, corrupted: Any) -> Any:
         """`fwd_hooks` for TransformerLens that ablate every component outside the circuit; `corrupted` is the cache of that run."""
         return views().transformer_lens_hooks(self, corrupted)
 
@@ -209,140 +201,23 @@ class Circuit:
 
     def to_json(self) -> dict[str, Any]:
         """What `save` writes; docs/file-formats.md explains every field."""
-        return {
-            "format": FORMAT,
-            "version": self.version,
-            "model": self.model,
-            "checksum": self.checksum,
-            "commit": self.commit,
-            "graph": {
-                "n_layers": self.graph.n_layers,
-                "n_heads": self.graph.n_heads,
-                "n_kv_heads": self.graph.n_kv_heads,
-                "d_model": self.d_model,
-            },
-            "behaviour": self.behaviour,
-            "method": self.method,
-            "settings": self.settings,
-            "tau": self.tau,
-            "seed": self.seed,
-            "pairs": self.pairs,
-            "complete": self.complete,
-            "faithfulness": self.faithfulness,
-            "faithfulness_test": self.faithfulness_test,
-            "faithfulness_validation": self.faithfulness_validation,
-            "n_edges": len(self),
-            "n_edges_pruned": self.size,
-            "passes": self.passes,
-            "seconds": self.seconds,
-            "edges": list(self.edges),
-            "order": list(self.order),
-            # the shortest decimal that reads back as the same single-precision number
-            "scores": None if self.scores is None else [float(str(x)) for x in self.scores],
-            "attribution": None
-            if self.attribution is None
-            else [float(str(x)) for x in self.attribution[self._attributed()]],
-            "rows": list(self.rows),
-            "bos": self.bos,
-        }
-
-    def _attributed(self) -> np.ndarray:
-        """The edges that have an attribution score, as the file lists them: those kept, then those in `order`."""
-        return np.concatenate([np.flatnonzero(self.mask), np.array(self.order, dtype=np.int64)])
+        return circuit_json.to_json(self)
 
     def save(self, path: Path | str) -> None:
         """As JSON; compressed, if the name ends with .gz."""
-        path, content = Path(path), _encode(self.to_json())
-        write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        circuit_json.write(Path(path), self.to_json())
 
     def push_to_hub(self, repo: str, private: bool = False) -> str:
         """To a repository of its own, with a model card; its address `hf:…`, which `load` and every command take.
 
         The rows of a behaviour of your own go with it.
         """
-        return hub.push(repo, {FILE: _encode(self.to_json())}, views().card(self, repo), private)
+        return hub.push(repo, {FILE: circuit_json.encode(self.to_json())}, views().card(self, repo), private)
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
         """Reads a file that `save` wrote, or what `push_to_hub` put on the hub. Refuses anything else, and says what is wrong with it."""
-        path = hub.local(path, FILE)
-        try:
-            known = read_json(path)
-        except FileNotFoundError as exc:
-            raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
-        except OSError as exc:
-            raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
-        except ValueError as exc:
-            raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
-        if not isinstance(known, dict) or "format" not in known:
-            raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
-        if known["format"] != FORMAT:
-            raise MechRLError(
-                f"{path}: format {known['format']!r}, this version of MechRL reads {FORMAT}; search again"
-            )
-        try:
-            return cls._from_json(known)
-        except MechRLError as exc:
-            raise MechRLError(f"{path}: {exc}") from exc
-        except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            what = f"there is no {exc}" if isinstance(exc, KeyError) else exc
-            raise MechRLError(f"{path}: a field is missing or wrong ({what}); search again") from exc
-
-    @classmethod
-    def _from_json(cls, known: dict[str, Any]) -> Circuit:
-        shape = _Fields(known["graph"], "graph.")
-        graph, d_model = _graph(shape), shape.whole("d_model", 1)
-        f = _Fields(known)
-        mask = np.zeros(graph.n_edges, dtype=bool)
-        mask[[graph.edge_of_name(name) for name in f.list_of("edges", str)]] = True
-        order = tuple(f.list_of("order", int))
-        if any(not 0 <= e < graph.n_edges for e in order):
-            raise ValueError("order names edges that the graph does not have")
-        scores = None
-        if known["scores"] is not None:
-            scores = np.array(f.list_of("scores", int, float), dtype=np.float32)
-            if scores.shape != (graph.n_edges,):
-                raise ValueError(f"{len(scores)} scores for {graph.n_edges} edges")
-            if not np.isfinite(scores).all():
-                raise ValueError("a score is not a finite number")
-        attribution, mine = None, np.concatenate([np.flatnonzero(mask), np.array(order, dtype=np.int64)])
-        if known.get("attribution") is not None:
-            values = np.array(f.list_of("attribution", int, float), dtype=np.float32)
-            if values.shape != mine.shape or not np.isfinite(values).all():
-                raise ValueError(
-                    f"{len(values)} attribution scores for {len(mine)} edges, or one that is not a finite number"
-                )
-            attribution = np.zeros(graph.n_edges, dtype=np.float32)
-            attribution[mine] = values
-        rows = tuple(f.list_of("rows", dict)) if "rows" in known else ()
-        if rows:
-            Behaviour.from_pairs(f.text("behaviour"), rows)  # refuses what is none
-        return cls(
-            model=f.text("model"),
-            checksum=f.text("checksum"),
-            commit=_commit(known.get("commit")),
-            graph=graph,
-            d_model=d_model,
-            behaviour=f.text("behaviour"),
-            method=f.text("method"),
-            settings=_settings(f.of("settings", dict)),
-            tau=f.number("tau"),
-            seed=f.whole("seed", 0),
-            pairs=f.whole("pairs", 1, MOST_PAIRS),
-            mask=mask,
-            faithfulness=f.number("faithfulness"),
-            faithfulness_test=f.number_or_none("faithfulness_test"),
-            faithfulness_validation=f.number_or_none("faithfulness_validation"),
-            scores=scores,
-            order=order,
-            passes=f.number("passes"),
-            seconds=f.number("seconds"),
-            complete=f.of("complete", bool),
-            version=f.text("version"),
-            attribution=attribution,
-            rows=rows,
-            bos=None if known.get("bos") is None else f.of("bos", bool),
-        )
+        return cls(**circuit_json.read(hub.local(path, FILE)))
 
     def to_eap_ig(self, path: Path | str) -> None:
         """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit."""
@@ -359,92 +234,5 @@ def views() -> Any:
     return circuit_views
 
 
-class _Fields:
-    """The fields of a JSON object, each of its kind. What is of another kind is refused by name."""
-
-    def __init__(self, known: Any, prefix: str = "") -> None:
-        self._known, self._prefix = known, prefix
-
-    def of(self, name: str, *kinds: type) -> Any:
-        value = self._known[name]
-        if type(value) not in kinds:  # not isinstance: True is no number here
-            expected = " or ".join(_KINDS[kind] for kind in kinds)
-            raise ValueError(
-                f"{self._prefix}{name} must be {expected}, not {_KINDS.get(type(value), 'null')}"
-            )
-        return value
-
-    def text(self, name: str) -> str:
-        value: str = self.of(name, str)
-        value.encode()  # JSON can escape half a character, which nobody could print
-        return value
-
-    def number(self, name: str) -> float:
-        value: float = self.of(name, int, float)
-        if not math.isfinite(value):
-            raise ValueError(f"{self._prefix}{name} must be finite")
-        return value
-
-    def number_or_none(self, name: str) -> float | None:
-        return None if self._known[name] is None else self.number(name)
-
-    def whole(self, name: str, least: int, most: int = 2**63 - 1) -> int:
-        value: int = self.of(name, int)
-        if not least <= value <= most:
-            raise ValueError(f"{self._prefix}{name} must be at least {least}, and of a sensible size")
-        return value
-
-    def list_of(self, name: str, *kinds: type) -> list[Any]:
-        values = self.of(name, list)
-        if any(type(value) not in kinds for value in values):
-            raise ValueError(
-                f"{self._prefix}{name} must be a list, each entry {' or '.join(_KINDS[kind] for kind in kinds)}"
-            )
-        return values
-
-
-_KINDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
-
-
-def _commit(known: Any) -> str | None:
-    if known is not None and not (isinstance(known, str) and re.fullmatch("[0-9a-f]{40}", known)):
-        raise ValueError("commit must be one of the hub, or null")
-    return known
-
-
-def _settings(known: dict[str, Any]) -> dict[str, Any]:
-    """A method's settings; those that pairs and candidates are made from again must be what they can be made from."""
-    f = _Fields(known, "settings.")
-    for name, least in (("k", 1), ("k_used", 1), ("pairs_seed", 0)):
-        if name in known:
-            f.whole(name, least)
-    for name in ("spare", "reach"):
-        if name in known and not 0 <= f.number(name) < 1:
-            raise ValueError(f"settings.{name} must lie between 0 and 1")
-    if known.get("prefilter", "metric") not in PREFILTERS:
-        raise ValueError("settings.prefilter is none")
-    return known
-
-
-def _graph(shape: _Fields) -> Graph:
-    return checked_graph(*(shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads")))
-
-
 def _shape(graph: Graph) -> str:
     return f"{graph.n_layers} layers, {graph.n_heads} heads, {graph.n_kv_heads} KV heads"
-
-
-def _encode(value: object) -> bytes:
-    try:
-        return json.dumps(value, allow_nan=False).encode() + b"\n"
-    except ValueError as exc:
-        raise MechRLError(
-            "the circuit has a faithfulness or score that is not a number; check the model and its pairs"
-        ) from exc

@@ -74,7 +74,9 @@ class Answered:
     logits: torch.Tensor  # [V] of the circuit
 
     def __str__(self) -> str:
-        say = lambda top: ", ".join(f"{token!r} {p:.2f}" for token, p in top)  # noqa: E731
+        def say(top: tuple[tuple[str, float], ...]) -> str:
+            return ", ".join(f"{token!r} {p:.2f}" for token, p in top)
+
         who = (("model", self.model), ("circuit", self.circuit), ("corrupted", self.corrupted))
         return "\n".join(
             [f"{self.prompt!r} (f {self.faithfulness:.2f})", *(f"  {name:9} {say(top)}" for name, top in who)]

@@ -15,10 +15,11 @@ from mechrl.agents.planner.network import load_model as load_network
 from mechrl.agents.planner.session import DiscoverSettings, discover
 from mechrl.agents.planner.shipped import MODEL, shipped
 from mechrl.attribution import cached
-from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, get_behaviour
+from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, Behaviour, get_behaviour
+from mechrl.behaviours.base import Pairs
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
-from mechrl.models import load_model
+from mechrl.models import Model, load_model
 from mechrl.search.select import top_n
 from mechrl.search.session import SearchSettings, search
 
@@ -28,6 +29,23 @@ OUT = Path("runs/demo")
 
 def main() -> None:
     model, behaviour = load_model("toy"), get_behaviour(BEHAVIOUR)
+    pairs = show_behaviour(model, behaviour)
+    circuit = find(model, behaviour)
+    compare(model, behaviour, pairs, circuit)
+    circuit.save(OUT / "circuit.json")
+    circuit.to_eap_ig(OUT / "eap-ig.json")
+    say("files", f"{OUT / 'circuit.json'}, and {OUT / 'eap-ig.json'} for EAP-IG and MIB")
+    say("next", f"{_mechrl()} view {OUT / 'circuit.json'}              look at it in the browser")
+    say("", f"{_mechrl()} discover ioi                               another behaviour")
+    say("", f"{_mechrl()} validate {OUT / 'circuit.json'}          is it real?")
+    say(
+        "",
+        f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)",
+    )
+
+
+def show_behaviour(model: Model, behaviour: Behaviour) -> Pairs:
+    """A prompt pair, and how well the model does on others. Returns the discovery pairs."""
     assert model.tokenizer is not None
     graph = model.graph
     say(
@@ -45,7 +63,11 @@ def main() -> None:
         "",
         f"the model is right on {verdict.accuracy:.0%} of fresh prompts; corrupting them moves its prediction by {verdict.kl_cut:.1f} nats",
     )
+    return pairs
 
+
+def find(model: Model, behaviour: Behaviour) -> Circuit:
+    """The planner's circuit, and a search's beside it."""
     network, about = load_network(shipped("toy") / MODEL)
     assert behaviour.family not in about["families"]
     weights = sum(p.numel() for p in network.parameters())
@@ -56,7 +78,7 @@ def main() -> None:
     circuit = discover(model, behaviour, network, DiscoverSettings())
     say(
         "circuit",
-        f"{len(circuit)} of {graph.n_edges:,} edges, {circuit.passes:,.0f} forward passes, {circuit.seconds:.0f} s",
+        f"{len(circuit)} of {model.graph.n_edges:,} edges, {circuit.passes:,.0f} forward passes, {circuit.seconds:.0f} s",
     )
     say(
         "",
@@ -70,28 +92,22 @@ def main() -> None:
         f"blockwise search, afresh: {len(rival)} edges, {rival.passes:,.0f} passes, {rival.seconds:.0f} s, "
         f"f = {rival.faithfulness_test:.3f} on fresh pairs",
     )
+    return circuit
 
+
+def compare(model: Model, behaviour: Behaviour, pairs: Pairs, circuit: Circuit) -> None:
+    """As many edges by score alone, and at random."""
+    assert model.tokenizer is not None
     engine, fresh = Engine(model, pairs), Engine(model, behaviour.pairs(model.tokenizer, 100, TEST_SEED))
     by_score = top_n(cached(engine, pairs, behaviour.metric), len(circuit))
     rng = np.random.default_rng(0)
-    random = np.zeros((100, graph.n_edges), dtype=bool)
+    random = np.zeros((100, model.graph.n_edges), dtype=bool)
     for row in random:
-        row[rng.choice(graph.n_edges, len(circuit), replace=False)] = True
+        row[rng.choice(model.graph.n_edges, len(circuit), replace=False)] = True
     f_score, f_random = (float(fresh.faithfulness(masks).mean()) for masks in (by_score, random))
     say(
         "",
         f"as many edges by EAP-IG score alone: f = {f_score:.3f} on fresh pairs; at random: {f_random:.3f} (mean of 100)",
-    )
-
-    circuit.save(OUT / "circuit.json")
-    circuit.to_eap_ig(OUT / "eap-ig.json")
-    say("files", f"{OUT / 'circuit.json'}, and {OUT / 'eap-ig.json'} for EAP-IG and MIB")
-    say("next", f"{_mechrl()} view {OUT / 'circuit.json'}              look at it in the browser")
-    say("", f"{_mechrl()} discover ioi                               another behaviour")
-    say("", f"{_mechrl()} validate {OUT / 'circuit.json'}          is it real?")
-    say(
-        "",
-        f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)",
     )
 
 

@@ -1,7 +1,7 @@
-"""Files that EAP-IG and the MIB benchmark read: every edge with its importance, as JSON or, where that grows too large, as a tensor.
+"""Files for EAP-IG and the MIB benchmark: every edge with its importance, as JSON or, if that grows too large, as a tensor.
 
-Those tools have a k and a v input for every head. With grouped-query attention ours belong to the KV head, which computes them once for
-its group: each such edge is written once per head of the group, with the same importance.
+Those tools have k and v inputs for every head. Under grouped-query attention ours belong to the KV head, which serves a group of heads:
+such an edge is written once for each head of the group, with the same importance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_AS_JSON = 500_000  # edges, some 70 bytes each: the benchmark skips files o
 
 
 def as_json(graph: Graph, d_model: int, importance: np.ndarray, kept: np.ndarray) -> dict[str, Any]:
-    """`importance` [E], and the edges `kept` [E] of the circuit, none of them dead."""
+    """`importance` [E], and the circuit's edges `kept` [E], without dead ones."""
     if not np.isfinite(importance).all():
         raise MechRLError("an edge's score is not a finite number; check the model and its pairs")
     edges: dict[str, dict[str, Any]] = {}
@@ -38,7 +38,7 @@ def as_json(graph: Graph, d_model: int, importance: np.ndarray, kept: np.ndarray
 
 
 def as_tensors(graph: Graph, d_model: int, importance: np.ndarray, kept: np.ndarray) -> dict[str, Any]:
-    """The same as matrices [sources, receivers]. A layer's receivers are the q of all heads, then k, then v, then the MLP."""
+    """The same as matrices [sources, receivers]. Receivers of a layer: q of all heads, k, v, the MLP."""
     layers = range(graph.n_layers)
     heads = [[f"a{layer}.h{h}<{kind}>" for kind in "qkv" for h in range(graph.n_heads)] for layer in layers]
     receivers = [name for layer in layers for name in (*heads[layer], f"m{layer}")] + ["logits"]
@@ -97,7 +97,7 @@ def _inside(graph: Graph, kept: np.ndarray) -> np.ndarray:
 
 
 def _names_of_heads(receiver: str, group: int) -> list[str]:
-    """`a3.kv1<k>` with three heads a group is `a3.h3<k>`, `a3.h4<k>` and `a3.h5<k>`; every other name is itself."""
+    """With three heads per group, `a3.kv1<k>` becomes `a3.h3<k>`, `a3.h4<k>` and `a3.h5<k>`; other names stay."""
     layer, kv, rest = receiver.partition(".kv")
     if not kv:
         return [receiver]

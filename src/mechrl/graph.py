@@ -1,13 +1,13 @@
-"""The computation graph of a transformer: who writes to the residual stream, who reads from it, and which pairs are edges.
+"""The computation graph of a transformer: what writes to the residual stream, what reads from it, and which pairs are edges.
 
-Sources (writers) are the token input, every attention head and every MLP. Receivers (readers) are every head's q, k and v
-input, every MLP and the logits. An edge joins a source to a receiver that comes after it; an MLP also reads the heads of its
-own layer. With grouped-query attention the model computes k and v once per KV head, so they are one receiver per KV head.
+Sources write: the token input, every attention head, every MLP. Receivers read: the q, k and v inputs of every head, every MLP, the
+logits. An edge joins a source to a later receiver; an MLP also reads the heads of its own layer. Under grouped-query attention k and v
+are computed once per KV head, so each KV head has one k and one v receiver.
 
     GPT-2 small   158 nodes, 32,491 edges          SmolLM2-135M   302 nodes, 70,651 edges
 
-Edges are integers. They are numbered receiver by receiver and, within a receiver, source by source: the edges of one receiver
-are a contiguous run, and those of a layer's attention inputs are a rectangle [receivers, sources]. Names exist at the border only.
+Edges are integers, numbered receiver by receiver and, within a receiver, source by source. So the edges of a receiver are contiguous,
+and those of a layer's attention inputs form a rectangle [receivers, sources]. Names are for people and files.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Graph:
 
     @cached_property
     def n_readable(self) -> np.ndarray:
-        """[R] how many sources a receiver reads: always the first so many, because sources are in topological order."""
+        """[R] how many sources a receiver can read. They are the first ones: sources are in topological order."""
         layer, offset = np.divmod(np.arange(self.n_receivers), self.receivers_per_layer)
         before_layer = 1 + layer * (self.n_heads + 1)
         return np.where(offset == self.receivers_per_layer - 1, before_layer + self.n_heads, before_layer)
 
     @cached_property
     def receiver_start(self) -> np.ndarray:
-        """[R + 1] first edge of every receiver, and the number of edges."""
+        """[R + 1] first edge of every receiver; last, the number of edges."""
         return np.concatenate([[0], np.cumsum(self.n_readable)])
 
     @cached_property
@@ -104,16 +104,18 @@ class Graph:
     @cached_property
     def edge_source(self) -> np.ndarray:
         """[E] source of every edge."""
-        return np.arange(self.n_edges) - self.receiver_start[self.edge_receiver]
+        source: np.ndarray = np.arange(self.n_edges) - self.receiver_start[self.edge_receiver]
+        return source
 
     @cached_property
     def edge_stage(self) -> np.ndarray:
         """[E] when an edge is read: 2l for the attention of layer l, 2l + 1 for its MLP, 2L for the logits."""
         layer, place = np.divmod(self.edge_receiver, self.receivers_per_layer)
-        return (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
+        stage: np.ndarray = (2 * layer + (place == self.receivers_per_layer - 1)).astype(np.int16)
+        return stage
 
     def n_sources_before(self, stage: int) -> int:
-        """How many sources are written before a stage: the first so many."""
+        """How many sources are written before a stage."""
         layer, is_mlp = divmod(stage, 2)
         return 1 + layer * (self.n_heads + 1) + is_mlp * self.n_heads
 
@@ -123,12 +125,12 @@ class Graph:
 
     @cached_property
     def source_layer(self) -> np.ndarray:
-        """[S] layer of every source; the input counts as layer 0."""
+        """[S] layer of every source; 0 for the input."""
         return np.concatenate([[0], np.repeat(np.arange(self.n_layers), self.n_heads + 1)])
 
     @cached_property
     def receiver_layer(self) -> np.ndarray:
-        """[R] layer of every receiver; the logits count as the last layer."""
+        """[R] layer of every receiver; the last one for the logits."""
         return np.minimum(np.arange(self.n_receivers) // self.receivers_per_layer, self.n_layers - 1)
 
     # ---- names ------------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ class Graph:
 
     @cached_property
     def edge_names(self) -> list[str]:
-        """Every name, in the order of edges."""
+        """The names of all edges, in order."""
         return [self.edge_name(e) for e in range(self.n_edges)]
 
     def edge_name(self, edge: int) -> str:
@@ -186,21 +188,21 @@ class Graph:
     # ---- pruning ----------------------------------------------------------------------------------------------------
 
     def prune(self, masks: np.ndarray, edges: np.ndarray | None = None) -> np.ndarray:
-        """Removes edges that lie on no path from the input to the logits: [C, E] or [E] bool in, the same out.
+        """Removes dead edges, which lie on no path from the input to the logits: [C, E] or [E] bool in, the same out.
 
-        With `edges` [n] (ascending), masks are over those edges alone and all others are cut.
+        With `edges` [n], ascending, masks are over these edges and all others are cut.
         """
         part = self.everything if edges is None else EdgeSet(self, edges)
         return part.prune(np.atleast_2d(np.array(masks, dtype=bool))).reshape(np.shape(masks))
 
     @cached_property
     def everything(self) -> EdgeSet:
-        """All edges, as a set."""
+        """The set of all edges."""
         return EdgeSet(self, np.arange(self.n_edges))
 
 
 class StageEdges:
-    """The edges of a set that are read in one stage (a layer's attention, its MLP, or the logits): columns a:b of the set."""
+    """The edges of a set that are read in one stage (a layer's attention, its MLP, the logits): columns a:b of the set."""
 
     def __init__(self, graph: Graph, stage: int, edges: np.ndarray, a: int, b: int) -> None:
         self.stage, self.columns = stage, slice(a, b)
@@ -215,13 +217,13 @@ class LiveEdges:
 
     stage: StageEdges
     circuit: np.ndarray  # [n]
-    column: np.ndarray  # [n] in the set
-    place: np.ndarray  # [n] receiver's place within the stage
+    column: np.ndarray  # [n] place in the set
+    place: np.ndarray  # [n] of the receiver, within the stage
     source: np.ndarray  # [n]
 
 
 class EdgeSet:
-    """A set of edges, ascending, cut into stages: what masks over those edges need to be pruned and planned quickly."""
+    """A set of edges, ascending, split into stages, so that masks over it are pruned and planned quickly."""
 
     def __init__(self, graph: Graph, edges: np.ndarray) -> None:
         self.graph, self.edges = graph, np.asarray(edges)
@@ -230,8 +232,8 @@ class EdgeSet:
             StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
         ]
         self._source = graph.edge_source[self.edges]
-        self._place = np.zeros(len(self.edges), dtype=np.int64)  # receiver's place within its stage
-        self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # 16 bits are sorted by counting
+        self._place = np.zeros(len(self.edges), dtype=np.int64)  # of the receiver, within its stage
+        self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # numpy sorts 16 bits by counting
         for i, stage in enumerate(self.stages):
             self._stage[stage.columns] = i
             if stage.kind == "attention":
@@ -251,11 +253,11 @@ class EdgeSet:
     ) -> tuple[list[LiveEdges], np.ndarray]:
         """The live edges of masks [C, n] over the set, stage by stage, and [C, sources] which sources they read.
 
-        A node lives if it has a live edge in (the input is exempt) and a live edge out. The graph is layered, so one sweep up
-        (which nodes can be reached from the input) and one sweep down (which reach the logits) are the fixed point. Under
-        corrupted patching this changes no output: an unreached node is its corrupted self, an unread node is read by nobody.
+        A node lives if a live edge enters it (the input needs none) and a live edge leaves it. The graph is layered, so one sweep up (what
+        the input reaches) and one down (what reaches the logits) find the fixed point. Under corrupted patching this changes no output:
+        a node that is not reached stays corrupted, a node that is not read has no effect.
 
-        given: [m] which of the first m sources live, if that is known. keep_unread: leave out the sweep down.
+        given: [m] which of the first m sources live, if that is known. keep_unread: skip the sweep down.
         """
         circuit, column = np.nonzero(masks)
         order = np.argsort(self._stage[column], kind="stable")
@@ -293,8 +295,37 @@ class EdgeSet:
             read[:] = True
         return [live for live in result if len(live.circuit)], read
 
+    def for_gradient(self, values: np.ndarray) -> np.ndarray:
+        """[C, n] bool: the edges that a run at real-valued masks [C, n] over the set must have for their gradient.
+
+        d(objective)/dw_uv = row(u) · d(stream of v) is zero unless u is reached from the input and v reaches the logits, both along edges
+        whose weight is not zero. Beside these edges come those that the rows are computed from.
+        """
+        weighs = values != 0
+        reached = np.zeros((len(values), self.graph.n_sources), dtype=bool)
+        reached[:, 0] = True
+        for stage in self.stages:
+            place, source = self._place[stage.columns], self._source[stage.columns]
+            circuit, at = np.nonzero(weighs[:, stage.columns] & reached[:, source])
+            self._mark_outputs(LiveEdges(stage, circuit, at, place[at], source[at]), reached)
+        kept = weighs | reached[:, self._source]
+        moves = np.zeros_like(reached)  # sources whose row has a derivative
+        read = np.zeros_like(reached)  # sources whose row is read
+        for stage in reversed(self.stages):
+            columns = stage.columns
+            place, source = self._place[columns], self._source[columns]
+            derived = np.ones((len(values), len(place)), dtype=bool)
+            if stage.kind != "logits":
+                derived = self._needed_receivers(stage, moves)[:, place]
+                computed = self._needed_receivers(stage, read)[:, place]
+                kept[:, columns] &= derived | (computed & weighs[:, columns])
+            for sources, edges in ((moves, weighs[:, columns] & derived), (read, kept[:, columns])):
+                circuit, at = np.nonzero(edges)
+                sources[circuit, source[at]] = True
+        return kept
+
     def _mark_outputs(self, live: LiveEdges, reached: np.ndarray) -> None:
-        """A node is reached if any of its receivers has a live edge in."""
+        """A node is reached if a live edge enters any of its receivers."""
         graph, stage = self.graph, live.stage
         if stage.kind == "mlp":
             reached[live.circuit, graph.mlp(stage.layer)] = True
@@ -307,23 +338,22 @@ class EdgeSet:
             reached[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)] = heads
 
     def _needed_receivers(self, stage: StageEdges, read: np.ndarray) -> np.ndarray:
-        """[C, receivers of the stage] a receiver is needed if any node it feeds is read."""
+        """[C, receivers of the stage] A receiver is needed if any node it feeds is read."""
         graph = self.graph
         if stage.kind == "mlp":
             return read[:, [graph.mlp(stage.layer)]]
         by_head = read[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
-        by_kv = by_head.reshape(-1, graph.n_kv_heads, graph.n_heads // graph.n_kv_heads).any(
-            -1
-        )  # of no circuit, too
+        shape = len(read), graph.n_kv_heads, graph.n_heads // graph.n_kv_heads
+        by_kv = by_head.reshape(shape).any(-1)
         return np.concatenate([by_head, by_kv, by_kv], axis=1)
 
 
-# Of a graph in a file: more than a model of 48 layers with 48 heads has, and little enough that its index maps fit into memory.
+# Limits for a graph in a file: more than 48 layers of 48 heads have, and few enough that index maps fit into memory.
 _MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
 
 def checked_graph(L: int, H: int, G: int) -> Graph:
-    """The graph of a file, refused by its size before anything of that size is made."""
+    """The graph of a file. One that is too large is refused before anything of its size is made."""
     if min(L, H, G) < 1 or H % G:
         raise ValueError(f"{H} heads do not share {G} KV heads evenly in {L} layers")
     if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:

@@ -81,7 +81,7 @@ def push(repo: str, files: Mapping[str, bytes], card: str, private: bool = False
             "run `hf auth login` with a token that may write there" if code in (401, 403) else "try again"
         )
         raise MechRLError(f"{repo}: cannot be written to ({_line(exc)}); {advice}") from exc
-    except (hub.HTTPError, OSError) as exc:  # of whatever the hub library talks with
+    except (hub.HTTPError, OSError) as exc:  # type: ignore[attr-defined]  # the HTTP client of the hub library
         raise MechRLError(f"{repo}: the hub cannot be reached ({_line(exc)}); try again") from exc
     return f"{PREFIX}{repo}@{done.oid}"
 

@@ -82,7 +82,10 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
         zip(pairs.texts, pairs.answers, pairs.foils, strict=True)
     ):
         p, token = (float(probability[i].max()), int(probability[i].argmax()))
-        of = lambda ids, i=i: float(probability[i, list(ids)].sum())  # noqa: E731
+
+        def of(ids: Sequence[int], i: int = i) -> float:
+            return float(probability[i, list(ids)].sum())
+
         said.append(
             Said(
                 clean,

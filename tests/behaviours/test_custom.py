@@ -172,18 +172,18 @@ def test_words_a_tokenizer_does_not_know_are_named_and_not_called_identical(tmp_
 ROW = GOOD[0]
 MISTAKES = {
     "broken JSON": ('{"clean": ', "line 2: not JSON"),
-    "not an object": ("[1]", "line 2: a JSON object"),
+    "not an object": ("[1]", "line 2: not a JSON object"),
     "missing field": ({k: v for k, v in ROW.items() if k != "foil"}, "line 2: 'foil' is missing"),
     "empty field": ({**ROW, "answer": []}, "line 2: 'answer' is missing"),
     "no text": ({**ROW, "clean": 3}, "line 2: 'clean' must be text, not 3"),
-    "list of prompts": ({**ROW, "clean": ["a", "b"]}, "line 2: 'clean' and 'corrupt' are one text each"),
+    "list of prompts": ({**ROW, "clean": ["a", "b"]}, "line 2: 'clean' and 'corrupt' take one text each"),
     "identical prompts": (
         {**ROW, "corrupt": ROW["clean"]},
         "line 2: the clean and the corrupted prompt are identical",
     ),
     "answer among foils": (
         {**ROW, "foil": [" x", ROW["answer"]]},
-        "line 2: ' Paris' is an answer and a foil",
+        "line 2: ' Paris' is both an answer and a foil",
     ),
     "same pair again": (GOOD[1], "line 2: the same pair of prompts as in .*line 1"),
     "unknown metric": (
@@ -197,7 +197,7 @@ MISTAKES = {
     "half a character": ({**ROW, "answer": "\ud83d"}, "line 2: 'answer' has half of a surrogate pair"),
     "endless number": (f'{{"clean": {"1" * 5000}}}', "line 2: not JSON"),
     "unknown part": ({**ROW, "part": "train"}, "line 2: unknown part 'train'"),
-    "part in one row": ({**ROW, "part": "test"}, "line 2: either every row has a 'part' or none"),
+    "part in one row": ({**ROW, "part": "test"}, "line 2: give every row a 'part', or none"),
     "unequal lengths": (
         {**ROW, "corrupt": "I live in Oslo."},
         "line 2: the clean prompt has 9 tokens, the corrupted one 6",

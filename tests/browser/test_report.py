@@ -9,17 +9,27 @@ from mechrl.experiments.write import write_report
 from tests.experiments.made_up import made_up
 
 
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The page of a model; a few cells are not done, so that there are remarks."""
+    found = {}
+    for model in ("gpt2", "other"):
+        folder = tmp_path_factory.mktemp(model)
+        view = made_up(folder, model=model, scope=Scope(costly_seeds=(0, 1)))
+        for key, cell in view.cells.matched.items():
+            if key[1] == "ioi" and key[-1] > 0:
+                view.workspace.path(cell).unlink()
+        found[model] = write_report(view, folder).report.as_uri()
+    return found
+
+
 @pytest.mark.parametrize("model", ["gpt2", "other"])
-def test_tables_fit_and_figures_show(chromium, tmp_path, model):
-    view = made_up(tmp_path, model=model, scope=Scope(costly_seeds=(0, 1)))
-    undone = [cell for key, cell in view.cells.matched.items() if key[1] == "ioi" and key[-1] > 0]
-    for cell in undone:  # so that there are remarks
-        view.workspace.path(cell).unlink()
+def test_tables_fit_and_figures_show(chromium, reports, model):
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    page.goto(write_report(view, tmp_path).report.as_uri())
+    page.goto(reports[model])
     wide = page.evaluate(
         "[...document.querySelectorAll('.scroll')].filter(d => d.scrollWidth > d.clientWidth)"
         ".map(d => `${d.closest('section').id}: ${d.scrollWidth} of ${d.clientWidth}`)"
@@ -30,10 +40,9 @@ def test_tables_fit_and_figures_show(chromium, tmp_path, model):
     context.close()
 
 
-def test_it_opens_with_findings_and_ends_with_provenance(chromium, tmp_path):
-    view = made_up(tmp_path, model="gpt2", scope=Scope(costly_seeds=(0, 1)))
+def test_it_opens_with_findings_and_ends_with_provenance(chromium, reports):
     window = chromium.new_page(viewport={"width": 1280, "height": 900})
-    window.goto(write_report(view, tmp_path).report.as_uri())
+    window.goto(reports["gpt2"])
     top = window.evaluate("[...document.querySelectorAll('main > section')].map(s => s.id)")
     assert top[0] == "findings" and top[-1] == "provenance"
     sentences = window.locator(".findings li").all_inner_texts()
@@ -44,11 +53,10 @@ def test_it_opens_with_findings_and_ends_with_provenance(chromium, tmp_path):
     window.close()
 
 
-def test_no_heading_is_broken_inside_a_word(chromium, tmp_path):
+def test_no_heading_is_broken_inside_a_word(chromium, reports):
     """Every word of a heading is one line high."""
-    view = made_up(tmp_path, model="gpt2", scope=Scope(costly_seeds=(0, 1)))
     window = chromium.new_page(viewport={"width": 1280, "height": 900})
-    window.goto(write_report(view, tmp_path).report.as_uri())
+    window.goto(reports["gpt2"])
     broken = window.evaluate("""() => [...document.querySelectorAll('th')].flatMap(th => {
       const walker = document.createTreeWalker(th, NodeFilter.SHOW_TEXT), broken = [];
       for (let node = walker.nextNode(); node; node = walker.nextNode()) {

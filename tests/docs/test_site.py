@@ -53,7 +53,7 @@ def test_links_lead_to_the_sites_own_pages(hooks: ModuleType) -> None:
 def test_the_reference_has_every_command_and_option(hooks: ModuleType) -> None:
     from typer.main import get_command
 
-    from mechrl.cli import app
+    from mechrl.cli.app import app
 
     text = hooks.command_reference()
     sections = dict(part.split("\n", 1) for part in text.removeprefix("## ").split("\n## "))

@@ -8,10 +8,10 @@ from typing import Any
 
 from mechrl.behaviours import behaviours
 from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, Budget
 from mechrl.experiments.experiment import GateResult
 from mechrl.experiments.reproduce import Scope, View, cells_of, choose
-from mechrl.experiments.work import Cell, Workspace
 from mechrl.validity.beyond import GREEDY_GRID, K_GRID
 
 

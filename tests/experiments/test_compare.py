@@ -10,10 +10,10 @@ import pytest
 
 from mechrl.errors import MechRLError
 from mechrl.experiments import compare
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, Budget, circuit_cell, parse_list, parse_seeds, rows
 from mechrl.experiments.compare_tables import comparison_tables
 from mechrl.experiments.experiment import GateResult
-from mechrl.experiments.work import Cell, Workspace
 from mechrl.search.session import SearchSettings
 from tests.test_circuit import circuit
 

@@ -11,9 +11,10 @@ import pytest
 
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
-from mechrl.experiments import jobs, work
+from mechrl.experiments import jobs, worker
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, Budget, circuit_cell, read_agent
-from mechrl.experiments.work import Cell, Stopped, Workspace
+from mechrl.experiments.worker import Stopped
 from mechrl.rl.env import RewardSettings
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.rollout import trained_with
@@ -93,14 +94,14 @@ def test_both_targets_share_one_training(tmp_path: Path, policy: Path) -> None:
 
 def test_what_a_job_tells_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(work, "_tell", heard.append)
-    monkeypatch.setattr(work, "_last_told", 0.0)
-    work.tell("one")
-    work.tell("too soon")
+    monkeypatch.setattr(worker, "_tell", heard.append)
+    monkeypatch.setattr(worker, "_last_told", 0.0)
+    worker.tell("one")
+    worker.tell("too soon")
     assert heard == ["one"]
-    monkeypatch.setattr(work, "_asked_to_stop", True)
+    monkeypatch.setattr(worker, "_asked_to_stop", True)
     with pytest.raises(Stopped):
-        work.check_stop()
+        worker.check_stop()
 
 
 def test_the_gate_gives_facts_and_examples(tmp_path: Path, policy: Path) -> None:

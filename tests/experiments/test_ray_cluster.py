@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from mechrl.errors import MechRLError
+from mechrl.experiments import executor as executors
 from mechrl.experiments import ray_cluster as cluster
-from mechrl.experiments import work
+from mechrl.experiments.cells import Workspace
+from mechrl.experiments.executor import CellProgress
 from mechrl.experiments.ray_cluster import RayExecutor
-from mechrl.experiments.work import CellProgress, Workspace
 from tests.experiments import work_jobs
-from tests.experiments.test_work import alive, attempts, cell, until
+from tests.experiments.test_executor import alive, attempts, cell, until
 
 pytest.importorskip("ray", reason="needs Ray: pip install -e '.[cluster]'")
 
@@ -44,7 +45,7 @@ def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> N
     executor.workspace = replace(executor.workspace, jobs=2)  # as if two shared a GPU
     cells.append(cell("needs much"))  # and has it for itself in the end
     seen: list[CellProgress] = []
-    assert work.run(cells, workspace, report=seen.append, executor=executor)
+    assert executors.run(cells, workspace, report=seen.append, executor=executor)
     assert [workspace.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
     reasons = [workspace.record(c)["reason"] for c in (dies, refuses, breaks)]
     assert reasons[0].startswith("its process was lost to the cluster (ActorDiedError") and reasons[
@@ -53,7 +54,7 @@ def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> N
     assert reasons[1:] == ["that cannot be done", "ZeroDivisionError: by zero"]
     assert (attempts(workspace, once), attempts(workspace, dies), attempts(workspace, good)) == (
         2,
-        work.ATTEMPTS,
+        executors.ATTEMPTS,
         1,
     )
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0)
@@ -62,7 +63,7 @@ def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> N
 def test_out_of_time_the_workers_leave_a_state(ray: Any, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources, jobs=2)
     good, waits = cell("works"), cell("waits")
-    assert not work.run([good, waits], workspace, seconds=8.0, executor=RayExecutor(workspace, ray))
+    assert not executors.run([good, waits], workspace, seconds=8.0, executor=RayExecutor(workspace, ray))
     assert (
         workspace.done(good) and workspace.record(waits) is None and attempts(workspace, waits) == 1
     )  # stopped, not failed

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Workspace, check_stop
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import check_stop
 
 
 def resources(workspace: Workspace) -> Workspace:

@@ -19,7 +19,8 @@ from mechrl.cli import app as cli
 from mechrl.cli import planner as planner_command
 from mechrl.cli import search as searching
 from mechrl.experiments import collect as planner_jobs
-from mechrl.experiments.work import Cell, CellRunner, Workspace
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import CellRunner
 from mechrl.files import CannotWrite, saving
 from mechrl.search.problem import State
 from tests.experiments import work_jobs

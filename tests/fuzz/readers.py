@@ -25,8 +25,8 @@ from mechrl.cli.view import read_notes
 from mechrl.engine import Engine
 from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import rows
-from mechrl.experiments.work import Cell, Workspace
 from mechrl.files.sealed import sealed
 from mechrl.models import load_model
 from mechrl.models.gguf import byte_level_bpe

@@ -17,7 +17,7 @@ ORDER = [
     "engine",
     "gate inspection attribution eap_ig",
     "candidates",
-    "circuit circuit_views",
+    "circuit circuit_json circuit_views",
     "search",
     "rl",
     "agents",

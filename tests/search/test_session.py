@@ -67,7 +67,6 @@ def test_k_may_grow_to_the_whole_graph_and_stays_where_it_is_enough(model: Model
 def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_nothing(
     model: Model, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "N_FRESH", 10)
     monkeypatch.setattr(run, "ATTEMPTS", 3)
     settings = SearchSettings(method, tau=0.7, pairs=4, k=30, holds_on="fresh", thresholds=(1e-4,))
 
@@ -98,7 +97,6 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
 ) -> None:
     """Along the last cuts of every attempt: what is taken holds on validation pairs, its next cut does not, and nothing that an attempt
     ended with and that holds is smaller."""
-    monkeypatch.setattr(run, "N_FRESH", 10)
     read_back = 0
     for seed in range(3):
         session = prepare(

@@ -1,4 +1,4 @@
-"""Behaviours: the paper's nineteen, other wordings of them, induction, relations, and the user's own from a file."""
+"""Behaviours: the paper's nineteen, other wordings of them, induction, relations, and your own from a file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _FAMILIES = (
     multiple_choice,
     induction,
 )
-# In the order of the paper's table; the wordings and induction, which it does not have, come after it, the relations last.
+# In the order of the paper's table; then the wordings and induction, which it does not have; last the relations.
 _TEMPLATES = tuple(
     behaviour
     for split in ("train", "held-out", "extra")
@@ -75,19 +75,19 @@ _TEMPLATES = tuple(
     for behaviour in family.BEHAVIOURS
     if behaviour.split == split
 )
-_ALL = (*_TEMPLATES, *relations.BEHAVIOURS)
+_ALL: tuple[Behaviour, ...] = (*_TEMPLATES, *relations.BEHAVIOURS)
 
 
 def behaviours(split: Split | None = None, with_relations: bool = True) -> tuple[Behaviour, ...]:
-    """All built-in behaviours, or those of a split.
+    """The built-in behaviours, all or those of a split.
 
-    Without the relations they are those that the embedded model was trained on and the benchmarks were run for.
+    Without the relations: those that the embedded model was trained on.
     """
     return tuple(b for b in (_ALL if with_relations else _TEMPLATES) if split in (None, b.split))
 
 
 def get_behaviour(name_or_path: str | Path) -> Behaviour:
-    """A built-in behaviour by its name, or one of the user's own by the path of its file."""
+    """A built-in behaviour by its name, or your own by the path of its file."""
     for behaviour in _ALL:
         if behaviour.name == name_or_path:
             return behaviour
@@ -102,7 +102,7 @@ def get_behaviour(name_or_path: str | Path) -> Behaviour:
 
 
 class _Listener:
-    """A tokenizer that knows every word and remembers which it heard."""
+    """A tokenizer that knows every word, and remembers those it was given."""
 
     bos = None
 
@@ -122,12 +122,12 @@ class _Listener:
 
 
 def words(split: Callable[[str], list[str]]) -> list[str]:
-    """Every token of the built-in behaviours, templates and fillers, for a word-level tokenizer that splits text so.
+    """Every word of the built-in behaviours, for a word-level tokenizer that splits text by `split`.
 
-    The relations are not among them: they ask for knowledge of words, which a model of this vocabulary has no text for.
+    Without the relations, which need a model that knows words.
     """
     listener = _Listener(split)
     for behaviour in _TEMPLATES:
         for part in PARTS:
-            behaviour.pairs(listener, 100, part=part)  # type: ignore[arg-type]  # it has what `pairs` asks of a tokenizer
+            behaviour.pairs(listener, 100, part=part)
     return sorted(listener.heard)

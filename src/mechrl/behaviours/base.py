@@ -1,10 +1,10 @@
-"""What a behaviour is: pairs of a clean and a corrupted prompt, right answers and foils, and a measure of success.
+"""A behaviour: pairs of a clean and a corrupted prompt, right answers and foils, and a measure of success.
 
-A behaviour's pairs come in three parts, `discovery`, `validation` and `test`, that share none: every key of a pair (by
-default both of its prompts) is hashed into exactly one part, and a pair belongs to a part only if all its keys do. A
-seed merely picks within a part, so no seed, and no number of pairs, can leak a pair from one part into another.
+Pairs fall into three disjoint parts, `discovery`, `validation` and `test`. Every key of a pair (by default both of its prompts) hashes
+into one part, and a pair belongs to a part only if all its keys do. A seed picks within a part, so no seed and no number of pairs can
+leak a pair from one part into another.
 
-The prediction is made at the last token of a prompt. Every measure is oriented so that higher is more of the behaviour.
+The prediction is made at the last token of a prompt. For every measure, higher means more of the behaviour.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Metric = Literal["logit-difference", "probability-difference", "kl"]
 PARTS: tuple[Part, ...] = get_args(Part)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-# The last two stand for their parts. Every other seed draws from the discovery part unless `part` is given: a loop over
-# seeds 0, 1, 2, … must never wander into the test pairs, hence numbers that no loop reaches.
+# The last two stand for their parts; every other seed draws from the discovery part, unless `part` is given. No loop over seeds
+# 0, 1, 2, … reaches them, so none wanders into the test pairs.
 DISCOVERY_SEED = 0
 VALIDATION_SEED = 1_000_001
 TEST_SEED = 1_000_002
@@ -38,7 +38,7 @@ _PART_OF_SEED: dict[int, Part] = {VALIDATION_SEED: "validation", TEST_SEED: "tes
 
 ENOUGH = 10  # pairs in a part: with fewer, f is that of these very pairs
 
-# Drawing stops when this many draws in a row brought nothing new: the template has no more pairs to give.
+# After this many draws without a new pair, the template is exhausted.
 _FRUITLESS = 3000
 
 
@@ -69,8 +69,8 @@ class Row:
     answers: tuple[str, ...]
     foils: tuple[str, ...]
     keys: tuple[str, ...] = ()  # what no two parts may share; by default both prompts
-    where: str = ""  # the line of the file it was written on; empty if drawn from a template
-    part: Part | None = None  # fixed by the writer, or by the hash of the keys
+    where: str = ""  # its file and line; empty if drawn from a template
+    part: Part | None = None  # given by the file; None: by the hash of the keys
 
     def belongs_to(self, part: Part) -> bool:
         if self.part is not None:
@@ -79,13 +79,13 @@ class Row:
 
 
 def part_of(key: str) -> Part:
-    """The part a key belongs to, now and on every machine."""
+    """The part that a key belongs to, always and on every machine."""
     return PARTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % len(PARTS)]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs as token ids, `bos` included. `clean[i]` and `corrupt[i]` are equally long; different pairs need not be."""
+    """Pairs as token ids, BOS included. `clean[i]` and `corrupt[i]` have the same length; different pairs may differ."""
 
     clean: tuple[tuple[int, ...], ...]
     corrupt: tuple[tuple[int, ...], ...]
@@ -104,11 +104,11 @@ class Pairs:
 
 
 class Unbuildable(Exception):
-    """A template's demand that the tokenizer cannot meet; `Behaviour.pairs` adds the behaviour's name."""
+    """The tokenizer lacks what a template needs. `Behaviour.pairs` adds the behaviour's name."""
 
 
 class Lexicon:
-    """What a tokenizer makes of the words that fill a template. A word it does not know is a word that is not there."""
+    """The words of a template as a tokenizer sees them. Words that it does not know are left out."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -135,12 +135,12 @@ class Lexicon:
         return self._ids[text]
 
     def continues(self, text: str, token: str) -> bool:
-        """Whether the tokenizer itself writes `token` after `text`: if FRB is F and RB, it never writes B after FR."""
+        """Whether the tokenizer would write `token` after `text`. If it splits FRB into F and RB, it never writes B after FR."""
         token_id, encode = self.id(token), self.tokenizer.encode
         return token_id is not None and encode(text + token) == [*encode(text), token_id]
 
     def single(self, words: tuple[str, ...], what: str, at_least: int = 2) -> tuple[str, ...]:
-        """Those of `words` that are one token after a space."""
+        """Those of `words` that are a single token after a space."""
         if words not in self._single:
             self._single[words] = tuple(word for word in words if self.id(f" {word}") is not None)
         found = self._single[words]
@@ -154,7 +154,7 @@ Draw = Callable[[Lexicon, Random], Row]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Something a language model does. `source` is a template that draws a random row, or rows that somebody wrote."""
+    """Something a language model does. `source` is a template that draws a random row, or the rows of a file."""
 
     name: str
     family: str
@@ -163,8 +163,8 @@ class Behaviour:
     description: str
     source: Draw | tuple[Row, ...]
     known: tuple[Known, ...] = ()
-    known_model: str = "gpt2"  # the model in which `known` was found
-    file: str = ""  # where it was read from, if anywhere
+    known_model: str = "gpt2"  # the model that `known` was found in
+    file: str = ""  # that it was read from; empty if built in
 
     @classmethod
     def from_pairs(
@@ -174,7 +174,7 @@ class Behaviour:
         metric: Metric = "logit-difference",
         description: str = "written by the user",
     ) -> Self:
-        """A behaviour from rows with `clean`, `corrupt`, `answer` and `foil` (a text or several), optionally `part`."""
+        """A behaviour from rows with `clean`, `corrupt`, `answer` and `foil` (one text or several), and optionally `part`."""
         from mechrl.behaviours.custom import read_rows  # reads rows into what is defined here
 
         source, metric = read_rows([(f"{name}, row {i}", row) for i, row in enumerate(rows, 1)], name, metric)
@@ -182,14 +182,17 @@ class Behaviour:
 
     @property
     def asked_as(self) -> str:
-        """What a command line calls it: its file, or its name."""
+        """Its name on a command line: the file, if it has one."""
         return self.file or self.name
 
     def rows(self) -> tuple[dict[str, object], ...]:
         """What `from_pairs` reads, parts included; none for a template."""
         if not isinstance(self.source, tuple):
             return ()
-        one = lambda texts: texts[0] if len(texts) == 1 else list(texts)  # noqa: E731
+
+        def one(texts: tuple[str, ...]) -> object:
+            return texts[0] if len(texts) == 1 else list(texts)
+
         return tuple(
             {
                 "clean": r.clean,
@@ -204,7 +207,7 @@ class Behaviour:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether there are enough validation and test pairs to ask that f holds on fresh ones: ten of each."""
+        """Whether f on fresh pairs can be asked for: at least ten validation and ten test pairs."""
         if not isinstance(self.source, tuple):
             return True
         return all(
@@ -212,7 +215,7 @@ class Behaviour:
         )
 
     def problems(self, tokenizer: Tokenizer, n_ctx: int | None = None) -> list[str]:
-        """What is wrong with rows that somebody wrote, line by line, for this tokenizer."""
+        """What is wrong with the rows of a file for this tokenizer, line by line."""
         lexicon = Lexicon(tokenizer)
         written = self.source if isinstance(self.source, tuple) else ()
         encoded = [(row.where, _encode(row, lexicon, n_ctx)) for row in written]
@@ -226,10 +229,10 @@ class Behaviour:
         part: Part | None = None,
         n_ctx: int | None = None,
     ) -> Pairs:
-        """At most `n` distinct pairs of a part for this tokenizer; fewer only where the part has no more to give.
+        """Up to `n` distinct pairs of a part; fewer only if the part has no more.
 
-        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`, any other: discovery) unless `part` names it. As
-        long as possible every pair has a clean prompt of its own. `n_ctx` is the longest prompt the model takes.
+        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`; any other: discovery), unless `part` names it. Clean prompts repeat
+        only when there are no new ones. `n_ctx` is the longest prompt the model takes.
         """
         if n < 1:
             raise MechRLError(f"behaviour {self.name!r}: the number of pairs must be at least 1, not {n}")
@@ -281,7 +284,7 @@ class Behaviour:
     ) -> list[_Encoded]:
         assert isinstance(self.source, tuple)
         mine: list[_Encoded] = []
-        for row in self.source:  # all rows are checked, whatever part was asked for: a broken file is broken
+        for row in self.source:  # check all rows, whatever the part: a broken file is broken
             encoded = _encode(row, lexicon, n_ctx)
             if isinstance(encoded, str):
                 more = len(self.problems(lexicon.tokenizer, n_ctx)) - 1
@@ -306,9 +309,7 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     """The columns of `Pairs` for one row, or what is wrong with it."""
     tokenizer = lexicon.tokenizer
     clean, corrupt = tokenizer.prompt(row.clean), tokenizer.prompt(row.corrupt)
-    if not lexicon.known(clean) or not lexicon.known(
-        corrupt
-    ):  # before anything else: all unknown words look alike
+    if not (lexicon.known(clean) and lexicon.known(corrupt)):  # first: unknown words all look alike
         words = ", ".join(repr(word) for word in lexicon.strange(f"{row.clean} {row.corrupt}")[:3])
         return f"the prompt has words that the tokenizer does not know: {words}"
     if clean == corrupt:
@@ -336,7 +337,7 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
 
 
 def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Tensor | None = None) -> Tensor:
-    """How much of the behaviour the model shows, pair by pair: [..., B, V] logits at the last position to [..., B].
+    """How much of the behaviour the model shows: logits [..., B, V] at the last position to a value per pair [..., B].
 
     logit-difference        mean logit of the answers − mean logit of the foils
     probability-difference  probability of all answers − probability of all foils
@@ -357,9 +358,9 @@ def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Ten
 
 
 def accuracy(logits: Tensor, pairs: Pairs, metric: Metric = "logit-difference") -> Tensor:
-    """The fraction of pairs answered rightly, [..., B, V] to [...].
+    """The fraction of pairs that are answered correctly, [..., B, V] to [...].
 
-    Right is: the best answer beats every foil; for a probability difference: all answers together beat all foils.
+    Correct: the best answer beats every foil; for a probability difference, all answers together beat all foils.
     """
     if metric == "probability-difference":
         right = metric_value(metric, logits, pairs) > 0
@@ -372,7 +373,7 @@ def accuracy(logits: Tensor, pairs: Pairs, metric: Metric = "logit-difference") 
 
 
 def _gather(values: Tensor, ids: tuple[_Ids, ...]) -> tuple[Tensor, Tensor]:
-    """[..., B, V] values of each pair's ids, [..., B, K], and which of the K are not padding, [B, K]."""
+    """The values [..., B, K] of each pair's ids, from [..., B, V]; and which of the K are not padding, [B, K]."""
     width = max(len(row) for row in ids)
     index = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in ids], device=values.device)
     real = torch.arange(width, device=values.device) < torch.tensor(

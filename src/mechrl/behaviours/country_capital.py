@@ -12,9 +12,7 @@ FRAME = "The capital of {country} is"
 
 def draw(lexicon: Lexicon, rng: Random) -> Row:
     capitals = set(lexicon.single(tuple(CAPITALS.values()), "capitals"))
-    i = rng.randrange(
-        len(PARTS)
-    )  # every third country, so that each part has its fair share of the few there are
+    i = rng.randrange(len(PARTS))  # a part takes every third country: there are few
     country, other = rng.sample([c for c in tuple(CAPITALS)[i :: len(PARTS)] if CAPITALS[c] in capitals], 2)
     clean, corrupt = FRAME.format(country=country), FRAME.format(country=other)
     return Row(clean, corrupt, (f" {CAPITALS[country]}",), (f" {CAPITALS[other]}",), part=PARTS[i])

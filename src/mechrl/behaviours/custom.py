@@ -25,17 +25,14 @@ T = TypeVar("T")
 
 SUFFIXES = (".jsonl", ".csv")
 FIELDS = ("clean", "corrupt", "answer", "foil")
-# Half of the rows are for discovery; even a file of four has some of each part, and one of two has a test pair.
+# Half of the rows are for discovery. A file of four rows has some of each part, a file of two a test pair.
 _DEAL: tuple[Part, ...] = ("discovery", "test", "discovery", "validation")
-_AT_LEAST: dict[Part, float] = {
-    "discovery": 0.25,
-    "test": 0.125,
-    "validation": 0.125,
-}  # half of what each should have
+# half of the share that each part should have
+_AT_LEAST: dict[Part, float] = {"discovery": 0.25, "test": 0.125, "validation": 0.125}
 
 
 def load_behaviour(path: str | Path) -> Behaviour:
-    """The behaviour that a JSONL or CSV file describes; it is named after the file."""
+    """The behaviour in a JSONL or CSV file, named after the file."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise MechRLError(f"{path}: a behaviour's file ends in {' or '.join(SUFFIXES)}")
@@ -48,7 +45,7 @@ def load_behaviour(path: str | Path) -> Behaviour:
     except UnicodeDecodeError as exc:
         line = exc.object[: exc.start].count(b"\n") + 1
         raise MechRLError(f"{path}, line {line}: not UTF-8 text") from None
-    except ValueError as exc:  # a compressed file under another name
+    except ValueError as exc:  # compressed, under another name
         raise MechRLError(f"{path}: {exc}") from None
     rows = (_from_csv if path.suffix.lower() == ".csv" else _from_jsonl)(path, text)
     source, metric = read_rows(rows, str(path), "logit-difference")
@@ -63,13 +60,10 @@ def _from_jsonl(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except (
-            ValueError,
-            RecursionError,
-        ) as exc:  # beside a syntax error: a number too long, lists nested too deeply
+        except (ValueError, RecursionError) as exc:  # bad syntax, a number too long, lists nested too deeply
             raise MechRLError(f"{where}: not JSON: {getattr(exc, 'msg', exc)}") from None
         if not isinstance(row, dict):
-            raise MechRLError(f"{where}: a JSON object with {', '.join(FIELDS)} is expected")
+            raise MechRLError(f"{where}: not a JSON object; it needs {', '.join(FIELDS)}")
         rows.append((where, row))
     return rows
 
@@ -97,7 +91,7 @@ def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
 def read_rows(
     rows: Sequence[tuple[str, Mapping[str, object]]], name: str, metric: Metric
 ) -> tuple[tuple[Row, ...], Metric]:
-    """Checks what can be checked without a tokenizer; the rest is checked when `pairs` are asked for."""
+    """Checks what needs no tokenizer; `Behaviour.pairs` checks the rest."""
     if not rows:
         raise MechRLError(f"{name}: no rows; each needs {', '.join(FIELDS)}")
     read: list[Row] = []
@@ -109,7 +103,7 @@ def read_rows(
             raise MechRLError(f"{where}: the same pair of prompts as in {first}")
         read.append(row)
         if (row.part is None) != (read[0].part is None):
-            raise MechRLError(f"{where}: either every row has a 'part' or none")
+            raise MechRLError(f"{where}: give every row a 'part', or none")
         metrics.append(_one_of(METRICS, where, "metric", fields.get("metric") or metric))
         if metrics[-1] != metrics[0]:
             raise MechRLError(
@@ -125,12 +119,12 @@ def _read_row(where: str, fields: Mapping[str, object]) -> Row:
     clean, corrupt = (_texts(where, field, fields[field]) for field in ("clean", "corrupt"))
     answers, foils = (_texts(where, field, fields[field]) for field in ("answer", "foil"))
     if len(clean) > 1 or len(corrupt) > 1:
-        raise MechRLError(f"{where}: 'clean' and 'corrupt' are one text each")
+        raise MechRLError(f"{where}: 'clean' and 'corrupt' take one text each")
     if clean == corrupt:
         raise MechRLError(f"{where}: the clean and the corrupted prompt are identical")
     both = set(answers) & set(foils)
     if both:
-        raise MechRLError(f"{where}: {min(both)!r} is an answer and a foil")
+        raise MechRLError(f"{where}: {min(both)!r} is both an answer and a foil")
     part = _one_of(PARTS, where, "part", fields["part"]) if fields.get("part") else None
     return Row(clean[0], corrupt[0], answers, foils, where=where, part=part)
 
@@ -148,7 +142,7 @@ def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             raise MechRLError(f"{where}: {field!r} must be text, not {json.dumps(value, default=str)}")
         if any("\ud800" <= character <= "\udfff" for character in text):  # JSON can escape half a character
-            raise MechRLError(f"{where}: {field!r} has half of a surrogate pair, which is no text")
+            raise MechRLError(f"{where}: {field!r} has half of a surrogate pair, which is not text")
         texts.append(text)
     return tuple(texts)
 
@@ -156,9 +150,9 @@ def _texts(where: str, field: str, value: object) -> tuple[str, ...]:
 def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Gives every row a part.
 
-    Where there are enough groups of rows that share no prompt, a group goes to one part, so that no part knows a prompt of another.
-    In a file whose corrupted prompts are other rows' clean ones all rows hang together; then a clean prompt is in one part alone, and
-    corrupted prompts may recur (`recurring` counts them).
+    Rows that share a prompt form a group. If there are enough groups, each goes to one part, so that no prompt is in two parts. In a file
+    whose corrupted prompts are other rows' clean ones there is a single group; then only clean prompts are kept apart, and corrupted
+    prompts may recur (`recurring` counts them).
     """
     strict = _deal_groups(rows)
     if all(sum(row.part == part for row in strict) >= len(rows) * share for part, share in _AT_LEAST.items()):
@@ -167,13 +161,13 @@ def _deal(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def recurring(rows: Sequence[Row]) -> int:
-    """Test rows of which a prompt is also in a discovery or validation row."""
+    """How many test rows share a prompt with a discovery or validation row."""
     others = {prompt for row in rows if row.part != "test" for prompt in (row.clean, row.corrupt)}
     return sum(row.part == "test" and not others.isdisjoint((row.clean, row.corrupt)) for row in rows)
 
 
 def _deal_groups(rows: Sequence[Row], original: Sequence[Row] | None = None) -> tuple[Row, ...]:
-    """Rows that share a prompt go together; `original`: what to hand back instead of them."""
+    """Deals groups of rows that share a prompt. `original`: the rows to return in their place."""
     group = together((row.clean, row.corrupt) for row in rows)
     groups = sorted(
         {group[row.clean] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest()

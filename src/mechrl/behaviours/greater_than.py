@@ -1,8 +1,8 @@
-"""Greater-than: an event that began in a year ends in a later one. Corrupted: it began so early that any year will do.
+"""Greater-than: an event ends in a later year than it began. Corrupted: it began so early that any year will do.
 
-Where years end in a two-digit token it is the paper's: `The war lasted from the year 1732 to the year 17` → the
-two-digit tokens above 32, foils 32 and below; corrupted 1701. Where digits are tokens it asks for the units digit:
-`… to the year 173` → the digits above 2, foils 2 and below; corrupted 1730.
+If years end in a two-digit token, as in the paper: `The war lasted from the year 1732 to the year 17` → the two-digit tokens above 32,
+foils 32 and below; corrupted 1701. If digits are tokens, the units digit: `… to the year 173` → the digits above 2, foils 2 and below;
+corrupted 1730.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FRAMES = (
 )
 CENTURIES = range(10, 20)
 ENDINGS = {2: tuple(f"{i:02}" for i in range(100)), 1: tuple("0123456789")}
-# The first and the last year of a century are dropped: the corrupted prompt is the first, and nothing follows the last.
+# Without the first year of a century, which is the corrupted prompt's, and the last, which nothing follows.
 STARTS = {2: ENDINGS[2][2:99], 1: ENDINGS[1][2:9]}
 CORRUPT = {2: "01", 1: "0"}
-_DRAWS = 100  # of years, before another way to end one is tried; a few are tokens of their own (" 1800")
+_DRAWS = 100  # of years, before the other kind of ending is tried; some years are one token (" 1800")
 
 
 def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:
@@ -42,9 +42,8 @@ def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:
                     tuple(e for e in endings if e > start),
                     tuple(e for e in endings if e <= start),
                 )
-                return Row(
-                    clean, corrupt, later, earlier, keys=(clean,)
-                )  # corrupted prompts are too few to be divided
+                # corrupted prompts are too few to be divided among the parts
+                return Row(clean, corrupt, later, earlier, keys=(clean,))
     raise Unbuildable("it ends years in neither a two-digit nor a one-digit token")
 
 

@@ -12,7 +12,7 @@ LENGTH = 8
 
 def draw(lexicon: Lexicon, rng: Random) -> Row:
     *words, other = rng.sample(lexicon.single(OBJECTS, "nouns", at_least=LENGTH + 1), LENGTH + 1)
-    k = rng.randrange(2, LENGTH)  # at least two words have been repeated when the next is asked for
+    k = rng.randrange(2, LENGTH)  # at least two words are repeated before the prediction
     frame = "List: {} " + " ".join(words[:k])
     clean = frame.format(" ".join(words))
     corrupt = frame.format(" ".join([*words[:k], other, *words[k + 1 :]]))

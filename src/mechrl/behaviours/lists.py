@@ -1,4 +1,4 @@
-"""The words that fill the templates. Each behaviour uses those that the tokenizer at hand has as it needs them."""
+"""The words that fill the templates. A behaviour uses those that its tokenizer has in the form it needs."""
 
 from __future__ import annotations
 

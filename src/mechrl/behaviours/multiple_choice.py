@@ -1,4 +1,4 @@
-"""Multiple choice between (A) and (B): in the paper's wording by content, and two wordings that ask for less."""
+"""Multiple choice between (A) and (B): the paper's, by content, and two easier ones."""
 
 from __future__ import annotations
 

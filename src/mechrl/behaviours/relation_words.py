@@ -1,4 +1,4 @@
-"""The words of the few-shot relations: of every pair the first is asked about, the second is the answer."""
+"""The word pairs of the few-shot relations: query, answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Words = tuple[tuple[str, str], ...]
 
 
 def _pairs(text: str) -> Words:
-    """`"big bigger, old older"`: a pair is two words, a comma stands between pairs."""
+    """Reads `big bigger, old older`: commas between the pairs, a space within."""
     pairs = [pair.split() for pair in text.split(",")]
     return tuple((first, second) for first, second in pairs)
 
@@ -210,6 +210,111 @@ STATE_ABBREVIATION = _pairs("""
     Indiana IN, Kentucky KY, Tennessee TN, Alabama AL, Louisiana LA, Maryland MD, Maine ME, Vermont VT, Montana MT,
     Pennsylvania PA, Massachusetts MA, Connecticut CT, Oklahoma OK, Nebraska NE, Idaho ID, Delaware DE, Hawaii HI,
     Alaska AK, Arkansas AR, Wyoming WY, Mississippi MS
+""")
+
+# ---- meaning and use ------------------------------------------------------------------------------------------------
+
+SYNONYM = _pairs("""
+    big large, begin start, happy glad, fast quick, smart intelligent, sick ill, end finish, small little, buy purchase,
+    help assist, choose select, rich wealthy, angry mad, sad unhappy, house home, car automobile, child kid,
+    road street, stone rock, job work, speak talk, look see, hard difficult, easy simple, correct right,
+    wrong incorrect, strange weird, quiet silent, close shut, jump leap, gift present, error mistake, answer reply,
+    ask inquire, show display, brave courageous, calm peaceful, rule law, whole entire, allow permit, obtain get,
+    attempt try, movie film, location place, danger risk, enemy foe
+""")
+BRITISH_SPELLING = _pairs("""
+    color colour, center centre, favor favour, honor honour, labor labour, theater theatre, meter metre,
+    defense defence, license licence, gray grey, program programme, analyze analyse, organize organise,
+    realize realise, recognize recognise, behavior behaviour, neighbor neighbour, traveling travelling,
+    aluminum aluminium, catalog catalogue, humor humour, flavor flavour, harbor harbour, fiber fibre, offense offence,
+    emphasize emphasise, mold mould, favorite favourite, modeling modelling, traveled travelled, canceled cancelled,
+    organization organisation, colored coloured, colors colours, centers centres, labeled labelled,
+    neighborhood neighbourhood, maximize maximise, minimize minimise, utilize utilise, armor armour, vapor vapour,
+    plow plough, dialog dialogue, fulfill fulfil, math maths
+""")
+PART_OF_SPEECH = _pairs("""
+    run verb, table noun, quick adjective, quickly adverb, eat verb, house noun, happy adjective, slowly adverb,
+    write verb, dog noun, red adjective, sing verb, car noun, beautiful adjective, he pronoun, she pronoun,
+    under preposition, with preposition, and conjunction, but conjunction, they pronoun, book noun, tall adjective,
+    sleep verb, easily adverb, tree noun, jump verb, it pronoun, from preposition, or conjunction, chair noun,
+    big adjective, go verb, see verb, old adjective, into preposition, very adverb, we pronoun, city noun, often adverb
+""")
+VERB_OBJECT = _pairs("""
+    read book, drink water, drive car, eat food, sing song, wear clothes, ride horse, climb mountain, play game,
+    write letter, throw ball, paint picture, cook meal, open door, fly plane, sail boat, bake bread, solve problem,
+    ask question, tell story, win prize, spend money, watch movie, cut hair, learn language, wash dishes, build house,
+    catch fish, hunt deer, plant tree, grow crops, smoke cigarette, sign contract, teach student, obey law, brush teeth,
+    tie knot, light fire, shoot gun, milk cow, pay bill, raise child, break rule, cross street, feed baby, cure disease
+""")
+MAKER_PRODUCT = _pairs("""
+    baker bread, painter painting, author book, farmer crops, brewer beer, composer music, poet poem,
+    architect building, tailor clothes, chef meal, writer novel, carpenter furniture, photographer photograph,
+    sculptor sculpture, programmer software, singer song, director film, butcher meat, dancer dance, scientist theory,
+    journalist article, inventor invention, miner coal, playwright play, engineer machine, builder house,
+    blacksmith sword, teacher lesson, judge verdict, priest sermon, hen egg, bee honey, cow milk, spider web, sheep wool,
+    tree fruit, editor magazine, artist picture, actor role, gardener flower, lawyer contract, developer app,
+    translator translation, doctor diagnosis, critic review, designer design
+""")
+CAUSE_EFFECT = _pairs("""
+    virus infection, fire smoke, rain flood, sun heat, smoking cancer, drought famine, bacteria disease, sugar obesity,
+    exercise fitness, study knowledge, joke laughter, injury pain, crime punishment, war death, heat sweat, storm damage,
+    bomb explosion, poverty crime, stress anxiety, allergy sneeze, poison death, accident injury, noise headache,
+    music joy, loss grief, age wrinkles, salt thirst, food energy, insult anger, medicine cure, sleep rest,
+    earthquake tsunami, fear panic, alcohol addiction, spark fire, vaccine immunity, cloud rain, failure disappointment,
+    success happiness, practice skill, greed corruption, wind waves, moon tide, debt bankruptcy, cut blood, flu fever
+""")
+PLACE_CONTENTS = _pairs("""
+    bakery bread, pharmacy medicine, library books, bar beer, museum art, zoo animals, garage cars, school students,
+    hospital patients, farm crops, prison prisoners, bank money, theater plays, cinema movies, stadium sports,
+    airport planes, port ships, kitchen food, garden flowers, restaurant food, forest trees, ocean fish, desert sand,
+    mine coal, factory machines, stable horses, court judges, studio paintings, gym exercise, market goods,
+    laboratory experiments, aquarium fish, parliament politicians, university professors, hotel guests,
+    gallery paintings, orchard apples, vineyard grapes, cemetery graves, barn hay, harbor boats, office workers,
+    pool water, nursery babies, sky clouds, jungle monkeys
+""")
+WORN_ON = _pairs("""
+    hat head, shoe foot, glove hand, ring finger, sock foot, belt waist, watch wrist, glasses eyes, helmet head,
+    necklace neck, boot foot, tie neck, crown head, cap head, shirt chest, pants legs, mask face, veil face,
+    backpack back, goggles eyes, jeans legs, skate foot, bra breast, hood head, collar neck, headphones ears,
+    contact eye, tattoo skin, sleeve arm, socks feet, shoes feet, gloves hands, boots feet, sunglasses eyes,
+    braces teeth, shorts legs, vest chest, badge chest
+""")
+
+# ---- more knowledge -------------------------------------------------------------------------------------------------
+
+FIRST_NAME = _pairs("""
+    Einstein Albert, Darwin Charles, Newton Isaac, Shakespeare William, Lincoln Abraham, Washington George,
+    Jefferson Thomas, Kennedy John, Roosevelt Franklin, Churchill Winston, Stalin Joseph, Lenin Vladimir, Marx Karl,
+    Trump Donald, Obama Barack, Clinton Bill, Bush George, Reagan Ronald, Nixon Richard, Carter Jimmy, Putin Vladimir,
+    Thatcher Margaret, Mandela Nelson, Dickens Charles, Twain Mark, Hemingway Ernest, Poe Edgar, Orwell George,
+    Picasso Pablo, Columbus Christopher, Franklin Benjamin, Hamilton Alexander, Edison Thomas, Ford Henry, Jobs Steve,
+    Jackson Michael, Bach Johann, Nietzsche Friedrich, Austen Jane, Hawking Stephen, Wilson Woodrow, Blair Tony,
+    Cameron David, Biden Joe, Truman Harry, Hume David
+""")
+SCIENCE_SUBJECT = _pairs("""
+    biology life, astronomy stars, geology rocks, botany plants, linguistics language, economics money, history past,
+    psychology mind, physics matter, chemistry chemicals, genetics genes, mathematics numbers, geography maps,
+    medicine disease, ecology environment, anatomy body, law justice, theology God, philosophy wisdom,
+    sociology society, politics power, music sound, art beauty, algebra equations, geometry shapes, grammar language,
+    anthropology humans, neurology brain, statistics data, optics light, literature books, architecture buildings,
+    agriculture crops, nutrition food, astrology stars, archaeology artifacts, ethics morality, mechanics motion,
+    logic reasoning, dentistry teeth, thermodynamics heat, cosmology universe, poetry poems, finance money,
+    toxicology poisons, computing computers
+""")
+UNIT_QUANTITY = _pairs("""
+    meter length, gram mass, second time, watt power, volt voltage, degree temperature, liter volume, mile distance,
+    hour time, pound weight, dollar money, acre area, byte data, calorie energy, inch length, amp current, minute time,
+    kilogram mass, kilometer distance, foot length, gallon volume, ton weight, bit information, year age, day time,
+    euro money, cent money, knot speed, ounce weight, pint volume, pixel resolution, yard distance,
+    hectare area, centimeter length, lux light, mole amount, bar pressure, horsepower power, cup volume, month time,
+    week time
+""")
+LANGUAGE_CODE = _pairs("""
+    English en, French fr, German de, Spanish es, Italian it, Russian ru, Japanese ja, Swedish sv, Norwegian no,
+    Danish da, Finnish fi, Polish pl, Czech cs, Greek el, Turkish tr, Arabic ar, Hebrew he, Hindi hi, Korean ko,
+    Portuguese pt, Romanian ro, Bulgarian bg, Ukrainian uk, Croatian hr, Serbian sr, Vietnamese vi, Thai th, Persian fa,
+    Latin la, Welsh cy, Irish ga, Catalan ca, Indonesian id, Malay ms, Urdu ur, Tamil ta, Albanian sq, Armenian hy,
+    Basque eu
 """)
 
 # ---- sequences ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Few-shot relations: three examples and a query, `big -> bigger` … `fast ->` → faster. Corrupted: another query word.
 
-Every relation is a list of pairs of words. The examples are the same in both prompts, and a text of examples belongs to
-one part; the foil is the answer to the other query.
+The examples are the same in both prompts, and no two parts share a set of them. The foil is the answer to the other query.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def draw(words: Words, lexicon: Lexicon, rng: Random) -> Row:
     known = _known(words, lexicon)
     for _ in range(_DRAWS):
         (query, answer), (other, foil) = rng.sample(known, 2)
-        # a query stands at the start of a line, where the space before it is missing: it may be several tokens there
+        # at the start of a line a query has no space before it and may be several tokens
         if answer == foil or len(lexicon.tokenizer.encode(query)) != len(lexicon.tokenizer.encode(other)):
             continue
         others = [pair for pair in known if not {query, other} & set(pair)]
@@ -30,11 +29,11 @@ def draw(words: Words, lexicon: Lexicon, rng: Random) -> Row:
             continue
         shots = "".join(f"{first} -> {second}\n" for first, second in rng.sample(others, SHOTS))
         return Row(f"{shots}{query} ->", f"{shots}{other} ->", (f" {answer}",), (f" {foil}",), keys=(shots,))
-    raise Unbuildable("no two queries are equally long")
+    raise Unbuildable("no two queries have the same number of tokens")
 
 
 def _known(words: Words, lexicon: Lexicon) -> list[tuple[str, str]]:
-    """The pairs of which both words are one token after a space."""
+    """The pairs whose words are both a single token after a space."""
     known = [pair for pair in words if all(lexicon.id(f" {word}") is not None for word in pair)]
     if len(known) < AT_LEAST:
         raise Unbuildable(f"it has {len(known)} pairs of single-token words, {AT_LEAST} are needed")
@@ -46,8 +45,8 @@ def _relation(name: str, family: str, description: str, words: Words) -> Behavio
 
 
 BEHAVIOURS = (
-    _relation("comparative", "comparative", "compares: 'fast ->' → faster", w.COMPARATIVE),
-    _relation("superlative", "comparative", "compares with all: 'fast ->' → fastest", w.SUPERLATIVE),
+    _relation("comparative", "comparative", "forms the comparative: 'fast ->' → faster", w.COMPARATIVE),
+    _relation("superlative", "comparative", "forms the superlative: 'fast ->' → fastest", w.SUPERLATIVE),
     _relation("past-tense", "past-tense", "puts a verb into the past: 'go ->' → went", w.PAST_TENSE),
     _relation(
         "past-participle", "past-tense", "forms the past participle: 'write ->' → written", w.PAST_PARTICIPLE
@@ -58,15 +57,15 @@ BEHAVIOURS = (
     _relation("plural", "plural", "forms the plural: 'child ->' → children", w.PLURAL),
     _relation("singular", "plural", "forms the singular: 'children ->' → child", w.SINGULAR),
     _relation("agent-noun", "agent-noun", "names who does it: 'teach ->' → teacher", w.AGENT_NOUN),
-    _relation("adverb", "adverb", "makes an adjective an adverb: 'quick ->' → quickly", w.ADVERB),
+    _relation("adverb", "adverb", "turns an adjective into an adverb: 'quick ->' → quickly", w.ADVERB),
     _relation(
         "negative-prefix", "negative-prefix", "negates by a prefix: 'happy ->' → unhappy", w.NEGATIVE_PREFIX
     ),
-    _relation("verb-noun", "verb-noun", "makes a verb a noun: 'decide ->' → decision", w.VERB_NOUN),
+    _relation("verb-noun", "verb-noun", "turns a verb into a noun: 'decide ->' → decision", w.VERB_NOUN),
     _relation(
         "adjective-noun",
         "adjective-noun",
-        "makes an adjective a noun: 'dark ->' → darkness",
+        "turns an adjective into a noun: 'dark ->' → darkness",
         w.ADJECTIVE_NOUN,
     ),
     _relation("opposite", "opposite", "gives the opposite: 'hot ->' → cold", w.OPPOSITE),
@@ -91,7 +90,7 @@ BEHAVIOURS = (
     _relation(
         "city-country",
         "city-country",
-        "gives the country of a city that is no capital: 'Milan ->' → Italy",
+        "gives the country of a city other than the capital: 'Milan ->' → Italy",
         w.CITY_COUNTRY,
     ),
     _relation(
@@ -115,8 +114,45 @@ BEHAVIOURS = (
         "abbreviation", "abbreviation", "abbreviates a day or month: 'March ->' → Mar", w.MONTH_ABBREVIATION
     ),
     _relation("capitalise", "capitalise", "capitalises a word: 'apple ->' → Apple", w.CAPITALISE),
-    _relation("lowercase", "capitalise", "takes a capital away: 'Apple ->' → apple", w.LOWERCASE),
+    _relation("lowercase", "capitalise", "removes the capital: 'Apple ->' → apple", w.LOWERCASE),
     _relation("uppercase", "capitalise", "puts a word in capitals: 'the ->' → THE", w.UPPERCASE),
     _relation("first-letter", "first-letter", "gives a word's first letter: 'apple ->' → A", w.FIRST_LETTER),
     _relation("word-repeat", "word-repeat", "repeats a word: 'apple ->' → apple", w.WORD_REPEAT),
+    _relation("synonym", "synonym", "gives a synonym: 'big ->' → large", w.SYNONYM),
+    _relation(
+        "british-spelling",
+        "british-spelling",
+        "spells it the British way: 'color ->' → colour",
+        w.BRITISH_SPELLING,
+    ),
+    _relation(
+        "part-of-speech",
+        "part-of-speech",
+        "names the part of speech: 'quickly ->' → adverb",
+        w.PART_OF_SPEECH,
+    ),
+    _relation("verb-object", "verb-object", "says what it is done to: 'read ->' → book", w.VERB_OBJECT),
+    _relation(
+        "maker-product", "maker-product", "says what somebody makes: 'baker ->' → bread", w.MAKER_PRODUCT
+    ),
+    _relation(
+        "cause-effect", "cause-effect", "gives the effect of a cause: 'fire ->' → smoke", w.CAUSE_EFFECT
+    ),
+    _relation(
+        "place-contents", "place-contents", "says what a place holds: 'bakery ->' → bread", w.PLACE_CONTENTS
+    ),
+    _relation("worn-on", "worn-on", "says where it is worn: 'hat ->' → head", w.WORN_ON),
+    _relation(
+        "first-name", "first-name", "gives a famous person's first name: 'Einstein ->' → Albert", w.FIRST_NAME
+    ),
+    _relation(
+        "science-subject",
+        "science-subject",
+        "says what a field studies: 'astronomy ->' → stars",
+        w.SCIENCE_SUBJECT,
+    ),
+    _relation(
+        "unit-quantity", "unit-quantity", "says what a unit measures: 'watt ->' → power", w.UNIT_QUANTITY
+    ),
+    _relation("language-code", "language-code", "gives a language's code: 'German ->' → de", w.LANGUAGE_CODE),
 )

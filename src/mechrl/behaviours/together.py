@@ -1,4 +1,4 @@
-"""Which prompts belong together: those that are linked, directly or through others. In nearly linear time, whatever the chain."""
+"""Groups of prompts that are linked, directly or through others: union-find."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def together(links: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Every prompt, and one that stands for its group.
+    """Maps every prompt to the one that stands for its group.
 
-    Which one that is follows from the order of the links alone, for the parts of a file depend on it: of two groups that a link joins,
-    the second's. Paths to it are halved whenever they are walked, so that none stays long.
+    That is decided by the order of the links alone, because the parts of a file depend on it: when a link joins two groups, the
+    second's stands for both. Walking a path halves it.
     """
     leads_to: dict[str, str] = {}
 

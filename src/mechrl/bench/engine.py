@@ -93,7 +93,7 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
             bos_token_id=0,
             eos_token_id=0,
         )
-        return torch.nn.Module.to(GPT2LMHeadModel(gpt2), device).eval()
+        return torch.nn.Module.eval(torch.nn.Module.to(GPT2LMHeadModel(gpt2), device))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     llama = LlamaConfig(
@@ -106,7 +106,7 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
         vocab_size=spec.vocab_size,
         tie_word_embeddings=True,
     )
-    return torch.nn.Module.to(LlamaForCausalLM(llama), device).eval()
+    return torch.nn.Module.eval(torch.nn.Module.to(LlamaForCausalLM(llama), device))
 
 
 def bench_engine(
@@ -125,37 +125,18 @@ def bench_engine(
     engine = Engine(model, pairs, tf32=tf32)
     report("attribution: the candidate set is the highest |EAP| scores of these prompts")
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
-    longest = max(len(c) for c in pairs.clean)
-    ids = torch.tensor([[*c, *[0] * (longest - len(c))] for c in pairs.clean], device=device)
-    reference = yardstick(model.spec, device)
-
-    def plain() -> None:
-        with torch.no_grad(), engine._precision():
-            reference(ids, use_cache=False, logits_to_keep=1)
-
+    plain = _plain_forward(engine, pairs)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     yard = [_seconds(plain, device, repeats)]
 
     def measure(edges: int, n: int, by_score: bool) -> dict[str, Any]:
-        masks, universe = sample_masks(scores, n, edges, by_score)
-        if (
-            len(universe) == masks[0].sum()
-        ):  # identical circuits would be computed once: each lacks another low edge
-            masks[np.arange(n), np.arange(n)] = False
-        per_circuit = 1000 * _seconds(partial(engine.faithfulness, masks, universe), device, repeats) / n
+        row = _row(engine, scores, edges, n, by_score, repeats)
         yard.append(_seconds(plain, device, 1))
         kind = "by score" if by_score else "uniform"
-        report(
-            f"{edges:>6} edges, {kind}, {n:>4} circuits a call: {per_circuit:.3f} ms, {1000 / per_circuit:.1f} circuits/s"
-        )
-        return dict(
-            edges=edges,
-            live_edges=round(float(model.graph.prune(masks[:8], universe).sum(1).mean()), 1),
-            circuits=n,
-            ms_per_circuit=round(per_circuit, 4),
-            circuits_per_second=round(1000 / per_circuit, 2),
-        )
+        speed = f"{row['ms_per_circuit']:.3f} ms, {row['circuits_per_second']:.1f} circuits/s"
+        report(f"{edges:>6} edges, {kind}, {n:>4} circuits a call: {speed}")
+        return row
 
     whole = model.graph.n_edges
     sizes = [whole, *(size for size in (CANDIDATES, 500) if 2 * size <= whole)]
@@ -165,10 +146,6 @@ def bench_engine(
     yard_ms = 1000 * statistics.median(yard)
     for row in rows + rows_by_score:
         row["of_yardstick"] = round(row["ms_per_circuit"] / yard_ms, 4)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return dict(
         model=model.name,
         device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
@@ -176,13 +153,51 @@ def bench_engine(
         torch=torch.__version__,
         tf32=bool(tf32 and device.type == "cuda"),
         pairs=len(pairs.clean),
-        longest_prompt=longest,
+        longest_prompt=max(len(c) for c in pairs.clean),
         active_tokens=engine.cache.n_tokens,
         yardstick_ms=round(yard_ms, 4),
-        peak_memory_mb=round(peak, 1),
+        peak_memory_mb=round(_peak_memory_mb(device), 1),
         rows=rows,
         rows_by_score=rows_by_score,
     )
+
+
+def _plain_forward(engine: Engine, pairs: HasTokens) -> Callable[[], None]:
+    """One forward of the clean prompts by `transformers`' own model of this shape."""
+    model = engine.model
+    longest = max(len(c) for c in pairs.clean)
+    ids = torch.tensor([[*c, *[0] * (longest - len(c))] for c in pairs.clean], device=model.device)
+    reference = yardstick(model.spec, model.device)
+
+    def plain() -> None:
+        with torch.no_grad(), engine._precision():
+            reference(ids, use_cache=False, logits_to_keep=1)
+
+    return plain
+
+
+def _row(
+    engine: Engine, scores: np.ndarray, edges: int, n: int, by_score: bool, repeats: int
+) -> dict[str, Any]:
+    masks, universe = sample_masks(scores, n, edges, by_score)
+    if len(universe) == masks[0].sum():
+        # identical circuits would be computed once: each lacks another low edge
+        masks[np.arange(n), np.arange(n)] = False
+    call = partial(engine.faithfulness, masks, universe)
+    per_circuit = 1000 * _seconds(call, engine.model.device, repeats) / n
+    return dict(
+        edges=edges,
+        live_edges=round(float(engine.graph.prune(masks[:8], universe).sum(1).mean()), 1),
+        circuits=n,
+        ms_per_circuit=round(per_circuit, 4),
+        circuits_per_second=round(1000 / per_circuit, 2),
+    )
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -97,7 +97,10 @@ def _answer_verdicts(verdicts: list[Verdict]) -> None:
         "corrupted",
         "exhibited",
     ]
-    number = lambda x: "–" if x is None else f"{x:.2f}"  # noqa: E731
+
+    def number(x: float | None) -> str:
+        return "–" if x is None else f"{x:.2f}"
+
     rows = []
     for v in verdicts:
         numbers = [number(x) for x in (v.accuracy, v.top1, v.p_answer, v.kl_cut)]

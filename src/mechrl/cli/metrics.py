@@ -149,5 +149,5 @@ def _ranked(
     assert loaded.tokenizer is not None
     drawn = chosen.pairs(loaded.tokenizer, pairs, seed, part="discovery", n_ctx=loaded.spec.n_ctx)
     with working(f"ranking {loaded.graph.n_edges:,} edges by {name}"):
-        scores, passes = ranking(name, Engine(loaded, drawn), drawn, chosen.metric)  # type: ignore[arg-type]
+        scores, passes = ranking(name, Engine(loaded, drawn), drawn, chosen.metric)
     return loaded, chosen, scores, passes

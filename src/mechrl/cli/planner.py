@@ -208,6 +208,7 @@ def fit(
     from mechrl.agents.planner import records
     from mechrl.agents.planner.fit import fit as fit_network
     from mechrl.agents.planner.network import save_model
+    from mechrl.files.lock import only_writer
     from mechrl.files.saving import patiently
     from mechrl.models import resolve_device
 
@@ -236,5 +237,6 @@ def fit(
         "edits": sum(len(record.f) for record in kept),
         "settings": settings.to_json(),
     }
-    patiently(lambda: save_model(out / "model.safetensors", network, about), lambda: bool(stopped))
+    with only_writer(out):
+        patiently(lambda: save_model(out / "model.safetensors", network, about), lambda: bool(stopped))
     return out

@@ -1,11 +1,11 @@
-"""Gradients with respect to edge weights on a CUDA device: a plan run forth and back by the fused kernels.
+"""Gradients with respect to edge weights on a CUDA device: a plan, forward and backward, by the fused kernels.
 
-The way forth keeps the normalised stream x̂ of every job and its 1/σ, and what the MLPs computed. The way back goes through the
-stages in reverse. When a stage is reached, all streams that read its rows have their gradients, so
+The forward pass keeps every job's normalised stream x̂ and its 1/σ, and what the MLPs computed. The backward pass takes the stages in
+reverse. When it reaches a stage, all streams that read the stage's rows have their gradients, so
 
     d(row) = Σ_e w_e · d(stream that edge e feeds)        d/dw_e = row · d(stream that edge e feeds)
 
-are gathered together; the component turns d(row) into d(x̂), the norm that into d(stream), which is written where x̂ was.
+are gathered together. The component turns d(row) into d(x̂), the norm turns that into d(stream), which overwrites x̂.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from mechrl.engine.kernels_backward import Readers
 from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Spec
 
-_LARGEST = 64.0  # what the largest gradient of an MLP's output becomes before it is rounded to float16
-_SMALLEST = (
-    1e-30  # gradients may all be 0, of an MLP that feeds cut edges alone; the scale must be finite even then
-)
+_LARGEST = 64.0  # an MLP's output gradients are scaled to at most this before they are rounded to float16
+_SMALLEST = 1e-30  # keeps the scale finite where all gradients are 0: for an MLP that only feeds cut edges
 
 
 class FusedGradient(FusedRun):
-    """A plan that shares nothing, ready for any weights of its edges. `edge` are their entries in the flattened masks."""
+    """A plan that shares nothing, for any weights of its edges. `edge`: their entries in the flattened masks."""
 
     _reader: Tensor  # see `Readers`
-    _row_of_edge: Tensor  # [edges] a number for the row that every edge carries
+    _row_of_edge: Tensor  # [edges] the number of the row that each edge carries
     _rows: Tensor  # [rows] the numbers of all rows, stage by stage
 
     def __init__(self, context: RunContext, plan: Plan) -> None:
@@ -50,11 +48,11 @@ class FusedGradient(FusedRun):
         self.edge_there = upload([self.edge])
         begin = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
         self.n_streams = begin[-1]
-        # where the streams of every stage are
+        # where each stage's streams are
         self._part = {stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)}
         self._reader = upload([self._streams_of_edges()])
 
-        # an input row is read by all circuits of its group; for the gradients of edges each circuit has its own copy
+        # all circuits of a group read the same input row; for edge gradients each has a copy
         circuit = np.arange(plan.n_circuits)
         group = plan.row_of[:, 0]
         n_inputs = int(self.full_begin[group.max(initial=0) + 1])
@@ -79,7 +77,7 @@ class FusedGradient(FusedRun):
         return np.concatenate(parts)
 
     def run(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """The normalised last streams [pairs of all outputs, d] under `weight` [edges]."""
+        """The normalised final streams [pairs of all outputs, d] under `weight` [edges]."""
         self.flat = self.context.room("rows", len(self.flat))
         self.streams = self.context.room("streams", self.n_streams)
         self.scale = self.streams.new_empty(len(self.streams))
@@ -106,9 +104,9 @@ class FusedGradient(FusedRun):
         return self._kept[stage.layer]
 
     def backward(self, grad_final: Tensor, against: Tensor | None = None) -> Tensor:
-        """[edges] from d(objective)/d(normalised last streams) to d(objective)/d(weight); once after each `run`.
+        """[edges] d(objective)/d(weight), from d(objective)/d(normalised final streams). Once after each `run`.
 
-        With `against`, the store of another run stands in the place of this one's in the product row · d(stream).
+        With `against`, row · d(stream) takes its rows from the store of that other run.
         """
         store = self.flat if against is None else against
         context = self.context
@@ -165,7 +163,7 @@ class FusedGradient(FusedRun):
 
 
 def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """[C] what the gradients of circuits `masks` [C, n] over `edges` need per active token (an upper bound: some rows are read at one)."""
+    """[C] bytes that gradients of circuits `masks` [C, n] over `edges` need per active token: an upper bound."""
     graph, (circuit, column) = spec.graph, np.nonzero(masks)
     source, receiver = graph.edge_source[edges[column]], graph.edge_receiver[edges[column]]
 
@@ -179,13 +177,13 @@ def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarr
     rows, streams, mlps = distinct(source) + 1, distinct(receiver), distinct(receiver, is_mlp)
     one_stage = np.maximum((graph.receivers_per_layer + spec.n_heads) * spec.d_model, 8 * spec.d_mlp)
     of_mlps = mlps * (5 * spec.d_mlp + spec.d_model)
-    return 4 * (
-        rows * spec.d_model + streams * (spec.d_model + spec.d_head) + masks.sum(1) + of_mlps + one_stage
-    )
+    of_streams = streams * (spec.d_model + spec.d_head)
+    total: np.ndarray = 4 * (rows * spec.d_model + of_streams + masks.sum(1) + of_mlps + one_stage)
+    return total
 
 
 class _Rows:
-    """The rows of a stage, those at all positions first, and which heads of an attention stage share their keys and values."""
+    """The rows of a stage, those at all positions first, and which heads of an attention stage share keys and values."""
 
     jobs: Jobs
     code: np.ndarray  # [n] their place in the store
@@ -202,10 +200,10 @@ class _Rows:
         if isinstance(full, Heads) and isinstance(last, Heads) and len(self.code):
             head = np.concatenate([full.head, last.head])
             k, v = (np.concatenate(both) for both in zip(on_device.kv(full), on_device.kv(last), strict=True))
-            # nothing is shared between circuits: a head's q input is computed where its row is
+            # circuits share nothing, so a head's q input is computed at the positions of its row
             q_last = np.where(last.q >= 0, last.q - on_device.n_q + on_device.full.n, -1)
             rest = [np.concatenate([full.q, q_last]), k, v]
-            # heads of one circuit and one KV head have the same k and v; those with neither stay by themselves
+            # heads of the same circuit and KV head have the same k and v; a head with neither forms a cluster of its own
             n = on_device.full.n + 1
             key = np.where((k >= 0) | (v >= 0), (k + 1) * n + v + 1, -1 - np.arange(len(k)))
             member = np.argsort(key, kind="stable")

@@ -1,13 +1,13 @@
-"""A few circuits at a time on a GPU: every row of every circuit is computed, so that nothing has to be planned.
+"""A few circuits at a time on a GPU, without a plan: every row of every circuit is computed.
 
 The edges of a layer's attention inputs are a rectangle [receivers, sources], so the mix is one batched product per layer,
 
     x_v = resid_corr(v) + Σ_u M_uv · row(u)        row(u) = a_now(u) − a_corr(u)
 
-and the shapes depend on the model, the pairs and the number of circuits alone. On a CUDA device a run is captured once as a graph and
-replayed: one launch. Circuits are filled up to a bucket. What a plan would leave out (dead edges, repetition, positions that nobody
-reads) is computed here; for few circuits that costs less than finding it. The MLP reads what its layer's heads read, and the heads:
-its sum over the former is one more row of the layer's product, so all rows are read once a layer.
+and shapes depend only on the model, the pairs and the number of circuits, which is padded to a bucket. On a CUDA device a run is captured
+once as a graph and replayed in one launch. It computes what a plan would skip (dead edges, repetition, positions that are not read); for
+few circuits that is cheaper than planning. The MLP reads the sources that its layer's heads read, and the heads. Its sum over the
+former is one more row of the layer's product, so each layer reads all rows once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mechrl.engine.pairs_cache import PairsCache
 from mechrl.models.base import Model, Spec, rotate
 
 BUCKETS = (1, 4, 16, 64)
-MOST = 16  # circuits of a call that come this way by themselves; with more, planning pays
+MOST = 16  # circuits in a call; for more, planning pays
 
 
 def bucket_of(n: int) -> int:
@@ -32,7 +32,7 @@ def bucket_of(n: int) -> int:
 
 
 def dense_bytes(spec: Spec, n_tokens: int, n_circuits: int, gradient: bool) -> int:
-    """Bytes of a float32 run: the rows and a layer's streams; for gradients those of all layers, and the rows' gradients."""
+    """Bytes of a float32 run: rows and one layer's streams; for gradients all layers' streams, and the gradients of rows."""
     graph = spec.graph
     stream = n_tokens * spec.d_model
     layer = 3 * graph.receivers_per_layer * stream + 6 * n_tokens * spec.d_mlp
@@ -42,7 +42,7 @@ def dense_bytes(spec: Spec, n_tokens: int, n_circuits: int, gradient: bool) -> i
 
 
 class Dense:
-    """Runs `n_circuits` circuits of fixed shape: fill `masks`, then `forward`, then for gradients `backward`.
+    """Runs `n_circuits` circuits: fill `masks`, call `forward` and, for gradients, `backward`.
 
     C circuits, E edges, S sources, R receivers of a layer's attention, N active tokens, B pairs, H heads, G KV heads, d model.
     """
@@ -64,10 +64,10 @@ class Dense:
         self.forward = CudaGraph(self._forward, model.device)
         self.backward = CudaGraph(self._backward, model.device)
 
-    # ---- forth ------------------------------------------------------------------------------------------------------
+    # ---- forward ----------------------------------------------------------------------------------------------------
 
     def _forward(self) -> Tensor:
-        """[C, B, d] the normalised last streams."""
+        """[C, B, d] the normalised final streams."""
         self._kept = []
         with torch.no_grad():
             for layer in range(self.graph.n_layers):
@@ -91,7 +91,7 @@ class Dense:
         mlp.copy_(self._component(stream, lambda x: of_mlp(self.model.normalise(x)) - corrupted.mlp))
 
     def _component(self, stream: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a stage computes of its streams; for gradients both are kept."""
+        """What a stage computes from its streams. Gradients need both, so both are kept."""
         if not self.gradient:
             return compute(stream)
         with torch.enable_grad():
@@ -106,7 +106,7 @@ class Dense:
         return rectangle, self.masks[:, None, start + (R + 1) * n :][..., : self.graph.n_heads]
 
     def _start(self, layer: int) -> int:
-        """The layer's first edge. The MLP's edges follow those of the attention's rectangle, from the same sources first."""
+        """The layer's first edge. The MLP's edges follow the rectangle of attention, first those from the same sources."""
         return int(self.graph.receiver_start[self.graph.receiver(layer, "q")])
 
     def _heads(self, layer: int, stream: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Dense:
         return _project(z - corrupted.z, weights.W_o)
 
     def _padded(self, x: Tensor, corrupted: Tensor) -> Tensor:
-        """Active tokens [C, h, N, e] laid into [C, h, B, T, e]; the other positions are the corrupted run's."""
+        """Scatters active tokens [C, h, N, e] into [C, h, B, T, e]; other positions are those of the corrupted run."""
         whole = corrupted.flatten(1, 2).expand(len(x), -1, -1, -1)
         if not self.cache.all_active:
             x = whole.index_copy(2, self.cache.token_place, x)
@@ -135,7 +135,7 @@ class Dense:
         """[C, S, B, d] the rows at the prediction positions."""
         return self.rows.index_select(2, self.cache.last_token)
 
-    # ---- back -------------------------------------------------------------------------------------------------------
+    # ---- backward ---------------------------------------------------------------------------------------------------
 
     def _backward(self) -> Tensor:
         """[C, E] d/dM, from `grad_final` [C, B, d]: d/d(normalised last streams)."""
@@ -174,7 +174,7 @@ class Dense:
 
 
 class CudaGraph:
-    """Work of fixed shapes on tensors that stay where they are: on a CUDA device captured once and replayed, elsewhere just done."""
+    """Work of fixed shapes on tensors that stay in place: captured once and replayed on a CUDA device, elsewhere simply called."""
 
     def __init__(self, work: Callable[[], Tensor], device: torch.device) -> None:
         self.work, self.device = work, device
@@ -192,7 +192,7 @@ class CudaGraph:
     def _capture(self) -> None:
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):  # libraries make their working memory at the first call
+        with torch.cuda.stream(aside):  # the first call lets libraries allocate their working memory
             self.work()
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
@@ -202,7 +202,7 @@ class CudaGraph:
 
 
 class FewCircuits:
-    """The dense runs of a batch of pairs, one for every bucket that was asked for."""
+    """The dense runs of a batch of pairs, one per bucket."""
 
     def __init__(self, model: Model, cache: PairsCache) -> None:
         self.model, self.cache = model, cache
@@ -214,7 +214,7 @@ class FewCircuits:
         return len(self._runs)
 
     def final(self, values: np.ndarray, edges: np.ndarray) -> Tensor:
-        """[C, B, d] the normalised last streams of circuits [C, n], bool or float, over `edges` [n]; valid until the next call."""
+        """[C, B, d] the normalised final streams of circuits [C, n], bool or float, over `edges` [n]. Valid until the next call."""
         run = self._filled(values, edges, gradient=False)
         return run.forward()[: len(values)]
 
@@ -224,7 +224,7 @@ class FewCircuits:
         edges: np.ndarray,
         objective: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """`objective` gives its value and d(value)/d(last streams) from these; its value, and d/d(values) [C, n]."""
+        """The objective's value, and its gradient [C, n] by the masks. `objective` maps final streams to (value, gradient by them)."""
         run = self._filled(values, edges, gradient=True)
         value, grad_final = objective(run.forward()[: len(values)])
         run.grad_final.zero_()[: len(values)] = grad_final
@@ -247,12 +247,12 @@ class FewCircuits:
 
 
 def _project(x: Tensor, weight: Tensor) -> Tensor:
-    """x [C, h, N, a] through each head's own weight [h, a, b]: [C, h, N, b]."""
+    """x [C, h, N, a] times each head's weight [h, a, b]: [C, h, N, b]."""
     C, h, N, _ = x.shape
     flat = x.transpose(0, 1).reshape(h, C * N, -1)
     return torch.bmm(flat, weight).view(h, C, N, -1).transpose(0, 1)
 
 
 def _pulled(result: Tensor, stream: Tensor, grad: Tensor) -> Tensor:
-    """d/d(stream) from d/d(result). The graph stays: a capture goes through it more than once."""
+    """d/d(stream) from d/d(result). Keeps the graph, which a capture walks more than once."""
     return torch.autograd.grad(result, stream, grad, retain_graph=True)[0]

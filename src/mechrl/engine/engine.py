@@ -1,11 +1,11 @@
-"""The faithfulness of circuits: (pairs, many masks) to logits, KL and f, and gradients with respect to masks.
+"""The faithfulness of circuits: from pairs and masks to logits, KL and f, and to gradients with respect to masks.
 
-`Engine` is the only place that runs the language model under a mask. A mask says for every edge whether the circuit keeps it.
-Kept edges carry the activation as computed in this run, cut edges the corrupted one; every receiver normalises its own stream.
+Only `Engine` runs the language model under a mask. A mask says for every edge whether the circuit keeps it. A kept edge carries what its
+source computes in this run, a cut edge what it computed on the corrupted prompt; every receiver normalises its own stream.
 
     KL = KL(model ‖ circuit) at the prediction position, summed over the vocabulary          f = 1 − mean KL / mean KL_cut
 
-What is not computed, and why the result is the same, is written in `plan.py` and `pairs_cache.py`.
+`plan.py` and `pairs_cache.py` say what is skipped, and why the result is the same.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class HasTokens(Protocol):
 
 @dataclass(frozen=True)
 class Gradient:
-    """The objective of every circuit and its gradient with respect to every given edge weight."""
+    """The objective of every circuit, and its gradient with respect to the edge weights."""
 
     value: Tensor  # [C, batch]
-    gradient: Tensor  # [C, n]; of the objective's mean over the batch. By groups of pairs: [C, groups, n], of each group's part in it
+    gradient: Tensor  # [C, n] of the mean over the batch; by groups of pairs [C, groups, n], each group's part of it
 
 
 class Engine:
     """Runs circuits of one model on one batch of pairs.
 
-    memory_bytes: what a chunk of circuits may use; worked out from the device if not given.
-    tf32: on a CUDA device, allow TensorFloat-32 in float32 matrix products: about twice as fast, f is then off by up to 1e-3.
-    half: there, circuits (of gradients the MLPs alone) run on float16 rows, streams and weights with float32 sums: as precise as TF32,
-        with half the memory traffic. Meant for training, which asks for many and compares with margins.
-    ledger: what circuits are charged to, if other engines share it.
+    memory_bytes: what a chunk of circuits may use; by default worked out from the device.
+    tf32: on a CUDA device, allow TensorFloat-32 matrix products: about twice as fast, f moves by up to 1e-3.
+    half: on a CUDA device, float16 rows, streams and weights with float32 sums (for gradients, the MLPs alone): as precise as TF32, at
+        half the memory traffic. Meant for training, which measures many circuits and compares with margins.
+    ledger: the ledger to charge, if engines share one.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
 
     @cached_property
     def cpu(self) -> CpuBackend:
-        """Plain products: a CPU's runs, and what a GPU's kernels do not know."""
+        """Plain products: for a CPU, and for what the GPU's kernels do not cover."""
         return CpuBackend(self.model, self.cache, self.readout, self.memory_bytes)
 
     @cached_property
@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def passes(self) -> float:
-        """What the ledger has counted: forward 1, backward 2, per circuit and 20 pairs."""
+        """Passes charged so far: forward 1, backward 2, per circuit and 20 pairs."""
         return self.ledger.passes
 
     @property
@@ -120,7 +120,7 @@ class Engine:
         return self.cache.corrupt_logits[self.cache.inverse]
 
     def prefix(self, mask: np.ndarray, edges: np.ndarray | None = None) -> Prefix:
-        """Runs one circuit and keeps all of its rows."""
+        """Runs one circuit and keeps all its rows."""
         edge_set, order = self._edge_set(edges)
         self._check((1, len(mask)), len(edge_set.edges))
         self._charge(1, 1)
@@ -134,7 +134,7 @@ class Engine:
         return Prefix(rows, lives)
 
     def logits(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
-        """[C, batch, V] logits at the prediction position. Large: 20 pairs of a 50,000-word vocabulary are 4 MB a circuit."""
+        """[C, batch, V] logits at the prediction position. Large: 4 MB per circuit for 20 pairs and 50,000 tokens."""
         return self._evaluate(masks, edges, lambda logits: logits[:, self.cache.inverse])
 
     def kl(
@@ -146,22 +146,21 @@ class Engine:
     ) -> Tensor:
         """[C, batch] KL(model ‖ circuit) of every pair.
 
-        With `prefix`, edges read before `stage` (see `Graph.edge_stage`) are those of the prefix's circuit, whatever the masks say:
-        `edges` must name later ones only.
+        With `prefix`, edges read before `stage` (`Graph.edge_stage`) are those of the prefix's circuit; `edges` may name only later ones.
         """
         return self._evaluate(masks, edges, self.readout.kl, prefix, stage)
 
     def faithfulness(self, masks: np.ndarray | Tensor, edges: np.ndarray | None = None) -> Tensor:
-        """[C] f of every circuit; 1 is the whole model, 0 the empty circuit. Not clamped.
+        """[C] f of every circuit: 1 for the whole model, 0 for the empty circuit, not clamped.
 
-        masks: [C, E] bool, or [C, n] over the edges named in `edges` [n] (all others are cut). One circuit may be [E].
+        masks: [C, E] bool, or [C, n] over `edges` [n], all others cut. One circuit may be [E].
         """
         return 1 - self.kl(masks, edges).mean(-1) / self.kl_cut
 
     def measure(
         self, masks: np.ndarray | Tensor, objective: Objective, edges: np.ndarray | None = None
     ) -> Tensor:
-        """[C, batch] any function of the logits, such as a behaviour's metric."""
+        """[C, batch] any objective of the logits, such as a behaviour's metric."""
         return self._evaluate(masks, edges, lambda logits: objective(logits[:, self.cache.inverse]))
 
     @property
@@ -178,13 +177,13 @@ class Engine:
         groups: int | None = None,
         rules: Rules | None = None,
     ) -> Gradient:
-        """The objective (default: KL) at real-valued masks and its gradient with respect to them.
+        """The objective (default: KL) at real-valued masks, and its gradient with respect to them.
 
-        weights: [C, E], or [C, n] over `edges` (all others are cut). A weight of 0 still gets its gradient.
-        against_full: take d(objective)/d(stream of v) here, but multiply it with a_clean(u) − a_corr(u) of the whole model
-            instead of this run's own a_now(u) − a_corr(u). Attribution on interpolated inputs is defined that way.
-        groups: so many groups of consecutive distinct pairs, whose parts of the gradient come apart. Not on a GPU (see `ManyEngines`).
-        rules: of the backward pass, in place of the true derivatives. A GPU's kernels do not know them: there it is the slower way.
+        weights: [C, E], or [C, n] over `edges`, all others cut. A weight of 0 still gets its gradient.
+        against_full: multiply d(objective)/d(stream of v) with a_clean(u) − a_corr(u) of the whole model, not with this run's own
+            a_now(u) − a_corr(u), as attribution on interpolated inputs does.
+        groups: split the gradient into the parts of this many groups of consecutive distinct pairs. Not on a GPU; see `ManyEngines`.
+        rules: for the backward pass, in place of true derivatives. Slower on a GPU, whose kernels do not have them.
         """
         return self.gradients(weights, [objective or self.kl_objective], edges, against_full, groups, rules)[
             0
@@ -199,7 +198,7 @@ class Engine:
         groups: int | None = None,
         rules: Rules | None = None,
     ) -> list[Gradient]:
-        """`gradient` of several objectives, each charged as if it were alone. On a CPU they share the way forth."""
+        """`gradient` of several objectives, each charged as if alone. On a CPU they share the forward pass."""
         values = np.atleast_2d(
             weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
         )
@@ -275,7 +274,7 @@ class Engine:
             torch.backends.cuda.matmul.allow_tf32 = before
 
     def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:
-        """The edges of a call, ascending, and how to bring its masks into that order. The last one is kept."""
+        """The edges of a call, ascending, and how to bring masks into that order. Keeps the last one."""
         if edges is None:
             return self.graph.everything, slice(None)
         edges = np.asarray(edges)

@@ -1,4 +1,4 @@
-"""What long work is going to take: bytes from the shapes, seconds a pass from one circuit that is run."""
+"""Estimates the cost of long work: bytes from shapes, seconds per pass from running one circuit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from mechrl.engine.memory import budget, circuit_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of work on one batch of pairs among some edges."""
+    """The cost of work on one batch of pairs, over some edges."""
 
     pairs: int
-    active_tokens: int  # (pair, position)s that circuits differ at
+    active_tokens: int  # (pair, position)s at which circuits differ
     edges: int
     model_bytes: int
-    circuit_bytes: int  # rows and streams of a circuit of all these edges; a gradient takes about twice that
-    at_once: int  # such circuits that fit the budget together; if none does, one goes through alone
+    circuit_bytes: (
+        int  # rows and streams of a circuit of all these edges; a gradient takes about twice as much
+    )
+    at_once: int  # how many such circuits fit the budget; one runs in any case
     seconds_per_pass: float
 
     def seconds(self, passes: float) -> float:
@@ -37,7 +39,7 @@ class Estimate:
 
 
 def estimate(engine: Engine, edges: np.ndarray | None = None) -> Estimate:
-    """Runs the circuit of all `edges` once, free of charge: the dearest that can be made of them."""
+    """Runs the circuit of all `edges` once, free of charge. No circuit of these edges costs more."""
     spec, model = engine.model.spec, engine.model
     n = engine.graph.n_edges if edges is None else len(edges)
     begin = time.perf_counter()
@@ -57,7 +59,7 @@ def estimate(engine: Engine, edges: np.ndarray | None = None) -> Estimate:
 
 
 def weights_bytes(engine: Engine) -> int:
-    """Of the model's tensors, each once."""
+    """Bytes of the model's tensors, each counted once."""
     model = engine.model
     parts = [model, *model.attention, *model.mlp]
     found = [value for part in parts for value in vars(part).values() if isinstance(value, torch.Tensor)]

@@ -1,7 +1,7 @@
 """A plan run by the fused kernels of a CUDA device, for circuits of one batch of pairs or of many (*groups*) at once.
 
-Rows, streams and everything else that has tokens lie one after the other in flat tensors [tokens, ..]: a job of group g has as many
-tokens as the pairs of g have active ones, or as g has pairs where only the prediction position is wanted.
+Rows, streams and everything else with tokens are stored back to back in flat tensors [tokens, ..]. A job of group g has the active tokens
+of g's pairs, or one token per pair if only the prediction position is wanted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mechrl.models.base import Model
 
 
 class RunContext:
-    """What all runs on the same pairs share: the model's reading weights, the pairs' cache, where its groups begin, working memory."""
+    """What all runs on the same pairs share: the weights that read the stream, the pairs' cache, where groups begin, working memory."""
 
     def __init__(self, model: Model, cache: PairsCache, bounds: np.ndarray, tf32: bool, half: bool) -> None:
-        """`bounds` [2, groups + 1]: where every group's active tokens and pairs begin in the cache.
+        """`bounds` [2, groups + 1]: where the active tokens and the pairs of each group begin in the cache.
 
-        half: rows, normalised streams and weights have float16's ten bits, as TF32 has them in a matrix product, and half the
-        traffic; sums are in float32, and so is everything of the corrupted run.
+        half: rows, normalised streams and weights are float16, with TF32's ten bits and half the traffic; sums and the corrupted run
+        are float32.
         """
         self.model, self.cache, self.tf32 = model, cache, tf32
         self.dtype = torch.float16 if half else model.dtype
@@ -46,7 +46,7 @@ class RunContext:
 
     @cached_property
     def for_gradients(self) -> RunContext:
-        """Gradients have float32 rows and streams; with half precision the MLPs, where most of the arithmetic is, keep float16's bits."""
+        """For gradients rows and streams are float32; under half precision the MLPs, most of the arithmetic, stay float16."""
         if self.dtype == self.model.dtype:
             return self
         first = np.zeros((2, 1), dtype=np.int64)
@@ -57,7 +57,7 @@ class RunContext:
 
     @cached_property
     def transposed(self) -> list[tuple[Tensor, Tensor]]:
-        """Per layer W_Oᵀ [H, d, e] and the readers' weights transposed [H + 2 G, e, d], for the way back."""
+        """Per layer W_Oᵀ [H, d, e] and the transposed reading weights [H + 2 G, e, d], for the backward pass."""
         layers = zip(self.attention, self.readers, strict=True)
         return [
             (a.W_o.transpose(1, 2).contiguous(), weight.transpose(1, 2).contiguous())
@@ -66,7 +66,7 @@ class RunContext:
 
     @cached_property
     def pair_of_token(self) -> Tensor:
-        """[active tokens] which pair of its group a token is the prediction position of, -1 if it is none."""
+        """[active tokens] the pair, within its group, whose prediction position the token is; -1 for other tokens."""
         pair_of_token = torch.full((self.cache.n_tokens,), -1, device=self.bounds.device)
         pair_of_token[self.cache.last_token] = torch.from_numpy(
             np.concatenate([np.arange(n) for n in self.sizes[1]])
@@ -74,9 +74,9 @@ class RunContext:
         return pair_of_token
 
     def room(self, name: str, n: int) -> Tensor:
-        """[n, d] that the next run uses again."""
+        """[n, d], reused by the next run."""
         if name not in self._rooms or len(self._rooms[name]) < n:
-            self._rooms.pop(name, None)  # let go of the old one first
+            self._rooms.pop(name, None)  # free the old one first
             self._rooms[name] = self.cache.input_difference.new_empty(
                 n, self.model.spec.d_model, dtype=self.dtype
             )
@@ -100,7 +100,7 @@ class FusedRun:
         plan = self.plan
         slot = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.slot for pool in self.pools)])
         is_last = np.concatenate([np.zeros(0, dtype=bool), *(pool.slot_is_last for pool in self.pools)])
-        self.codes = self.code(slot, is_last)  # [edges] where the rows are that the pools' jobs sum
+        self.codes = self.code(slot, is_last)  # [edges] where each summed row is stored
         self.output = upload([plan.output + 1])
         self.place = upload([self.codes])
         first_edge = np.cumsum([0, *(len(pool.slot) for pool in self.pools)]).tolist()
@@ -111,12 +111,12 @@ class FusedRun:
 
     def code(self, slot: np.ndarray, is_last: np.ndarray | bool) -> np.ndarray:
         """2 · (first token of a row in the store), plus 1 for a row of prediction positions."""
-        # slots of the other store are looked up too, and not used
+        # slots of the other store are looked up, too, but not used
         full, last = self.full_begin.take(slot, mode="clip"), self.last_begin.take(slot, mode="clip")
         return 2 * np.where(is_last, self.n_full + last, full) + is_last
 
     def fill(self, inputs: Tensor) -> None:
-        """Computes all rows, stage by stage; `inputs` [tokens, d] are the rows at hand."""
+        """Computes all rows, stage by stage, from the rows `inputs` [tokens, d]."""
         self.flat[: len(inputs)] = inputs
         for stage in self.stages:
             if stage.kind == "mlp":
@@ -132,7 +132,7 @@ class FusedRun:
 
     def _normal(self, stage: StageOnDevice, resid: Tensor, resid_last: Tensor) -> Tensor:
         """The normalised streams of a stage [tokens of the full pool's jobs, then those of the last pool's; d]."""
-        like = resid if stage.kind == "logits" else self.flat  # logits are not computed in half precision
+        like = resid if stage.kind == "logits" else self.flat  # never in half precision
         x = like.new_empty(stage.n_tokens, self.flat.shape[1])
         self._mix(stage, resid, resid_last, x)
         return x
@@ -166,7 +166,7 @@ class FusedRun:
             )
 
     def _mlp(self, stage: StageOnDevice) -> None:
-        """One run of the MLP for both pools: on a GPU the launches count."""
+        """One run of the MLP for both pools, to save launches."""
         layer, bounds, n = self.context.cache.layers[stage.layer], self.context.bounds, stage.full.n_tokens
         x = self._normal(stage, layer.resid_mlp, layer.last.resid_mlp)
         x = self._mlp_of(stage, x)
@@ -202,7 +202,7 @@ class FusedRun:
             kernels.project(heads, z, weights.W_o, None, self.flat[at : at + len(z)], context.tf32)
 
     def _read(self, stage: StageOnDevice) -> Tensor:
-        """[tokens, e] q, k and v as every job of an attention stage sees them, before rotation."""
+        """[tokens, e] q, k and v of every job of an attention stage, before rotation."""
         context = self.context
         layer = context.cache.layers[stage.layer]
         x = self._normal(stage, layer.resid_attention, layer.last.resid_attention)
@@ -228,7 +228,7 @@ class StageOnDevice:
             context, stage.last.group, True, [stage.last.receiver, stage.last.start + first_last_edge], upload
         )
         self.n_tokens = self.full.n_tokens + self.last.n_tokens
-        self.full_at = int(run.full_begin[stage.first_full_slot])  # where the rows of this stage go
+        self.full_at = int(run.full_begin[stage.first_full_slot])  # where this stage writes its rows
         self.last_at = run.n_full + int(run.last_begin[stage.first_last_slot])
         if self.kind == "attention":
             spec = context.model.spec
@@ -268,23 +268,23 @@ def both(
 
 
 def first_tokens(sizes: np.ndarray) -> np.ndarray:
-    """[n + 1] where each of n things of these sizes begins, and the end."""
+    """[n + 1] where each of n blocks of these sizes begins; last, where they end."""
     begin = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=begin[1:])
     return begin
 
 
 class Upload:
-    """Integer arrays on their way to the device, all in one copy: on a GPU every single one would stall the queue.
+    """Copies integer arrays to the device in one go; on a GPU, each copy by itself would stall the queue.
 
-    `upload(arrays)` returns their place on the device at once; the contents are there when the `with` block ends.
+    `upload(arrays)` returns their place on the device at once. The contents are there when the `with` block ends.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         pools = [pool for stage in plan.stages for pool in (stage.full, stage.last)]
         n_edges, n_jobs = sum(len(pool.slot) for pool in pools), sum(map(len, pools))
         n_rows = plan.n_full_slots + plan.n_last_slots
-        # an upper bound: arrays per circuit, edge, job and row, and ends
+        # an upper bound: some arrays per circuit, edge, job and row, and their ends
         size = 8 * plan.n_circuits + 4 * n_edges + 7 * n_jobs + 16 * n_rows + 16 * len(plan.stages) + 16
         self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.array = self.host.numpy()

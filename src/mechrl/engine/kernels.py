@@ -1,10 +1,10 @@
-"""The engine's work on a CUDA device, in Triton: a stage is a handful of launches whatever the number of circuits and heads.
+"""The engine on a CUDA device, in Triton: a stage takes a handful of launches, however many circuits and heads there are.
 
-Two things bind a batch of sparse circuits on a GPU: memory traffic, and the host, which must launch everything. A job that keeps
-n edges must read n rows and write one stream; `mix` does just that, with the norm on the way, where a dense product would read
-every row for every layer. `project` runs all jobs of a stage through their own heads' weights in one launch, `attend` all
-heads. Each has its slow twin in `mix.py` and `stages.py`. Jobs may belong to different batches of pairs (*groups*), so that one
-launch serves the circuits of many behaviours; `fused.py` lines them up.
+Two things limit a batch of sparse circuits on a GPU: memory traffic and the host, which has to launch everything. A job that keeps n
+edges must read n rows and write one stream. `mix` does just that, and normalises on the way, where a dense product would read every
+row for every layer. `project` multiplies all jobs of a stage with the weights of their heads in one launch; `attend` runs all heads.
+Each has a slow twin in `mix.py` or `stages.py`. Jobs may belong to different batches of pairs (*groups*), so that one launch serves
+several behaviours; `fused.py` lines them up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mechrl.models.base import Attention, Spec
 try:
     import triton
     import triton.language as tl
-except ImportError:  # a machine without CUDA: mix.py and stages.py do the work
+except ImportError:  # without CUDA, mix.py and stages.py do the work
     triton = None
 
 MAX_POSITIONS = 128  # a whole prompt's scores are one tile
@@ -41,11 +41,11 @@ def readers(attention: Attention) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs, or head rows, on the device. Their tokens lie one after the other in a flat [tokens, ..] tensor.
+    """Jobs, or head rows, on the device. Their tokens are back to back in a flat [tokens, ..] tensor.
 
-    The record, all int64: first token of every job and the end [n + 1], its group [n], its receiver or head [n]; then for a pool's
-    jobs where their edges begin in the run's list of edges [n + 1]; for head rows their q, k and v job [n] each, -1 for the
-    corrupted input.
+    The record, all int64: the first token of every job, and the end [n + 1]; its group [n]; its receiver or head [n]. Then, for a pool's
+    jobs, where their edges begin in the run's list of edges [n + 1]; for head rows, their q, k and v jobs [n] each, -1 for the corrupted
+    input.
     """
 
     n: int
@@ -68,9 +68,9 @@ def mix(
 ) -> None:
     """The normalised streams of a pool's jobs, from the store `flat`, into `out` [tokens, d].
 
-    `place` says where every edge's row is: 2 · (its first token in the store), plus 1 for a row that holds prediction positions
-    only. `resid` and `last_token` cover all groups; group g has bounds[0, g] : bounds[0, g + 1] of the active tokens and
-    bounds[1, g] : bounds[1, g + 1] of the pairs. With the `weight` of every edge, `scale` [tokens] becomes 1/σ of every stream.
+    `place` is where each edge's row is: 2 · (its first token in the store), plus 1 if the row has prediction positions only. `resid` and
+    `last_token` cover all groups; group g has active tokens bounds[0, g] : bounds[0, g + 1] and pairs bounds[1, g] : bounds[1, g + 1].
+    If edges have a `weight`, `scale` [tokens] receives 1/σ of every stream.
     """
     d = flat.shape[1]
     if jobs.n:
@@ -116,7 +116,7 @@ def subtract(jobs: Jobs, x: Tensor, corrupted: Tensor, bounds: Tensor, out: Tens
 
 
 def project(jobs: Jobs, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tf32: bool) -> Tensor:
-    """x [tokens, a] through each job's own head weight [heads, a, b] into `out` [tokens, b]."""
+    """Writes x [tokens, a], times the weight [heads, a, b] of each job's head, to `out` [tokens, b]."""
     if jobs.n:
         a, b = weight.shape[1:]
         block_n = min(64, max(16, triton.next_power_of_2(b)))
@@ -159,8 +159,8 @@ def attend(
 ) -> Tensor:
     """[tokens, e] z − z_corr of head rows.
 
-    `read` [tokens, e] is what the jobs of the full pool, then those of the last pool, project to. The first `n_q` jobs of the full
-    pool are q inputs; those of the last pool are numbered after them. `last`: rows of prediction positions.
+    `read` [tokens, e] has the projections of the full pool's jobs, then those of the last pool's. The first `n_q` jobs of the full pool
+    are q inputs; those of the last pool are numbered after them. `last`: rows of prediction positions.
     """
     corrupted = cache.layers[layer]
     z = read.new_empty(heads.n_tokens, spec.d_head)
@@ -395,7 +395,7 @@ if triton is not None:
         real = (t < length)[:, None]
         ok, ok_active = real & (c < half), active & (c < half)
 
-        # keys and values: before the first active position they are the corrupted run's, whoever asks
+        # before the first active position, keys and values are those of the corrupted run
         in_kv = (((h // queries) * n_pairs + pair) * n_positions + t)[:, None]
         k_left = tl.load(corrupted_k + in_kv * e + c, mask=ok, other=0.0)
         k_right = tl.load(corrupted_k + in_kv * e + half + c, mask=ok, other=0.0)

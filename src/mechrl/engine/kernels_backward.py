@@ -1,7 +1,7 @@
-"""The way back through the kernels of `kernels.py`: gradients of rows, edges and inputs, a few launches a stage, all float32.
+"""The backward pass of `kernels.py`: gradients of rows, edges and inputs in a few launches per stage, all float32.
 
-`gather` is `mix` with its index transposed: the gradient of a row is the weighted sum of the gradients of the streams that read
-it, and the gradient of an edge is the product of the two. Sums have a fixed order: the same call gives the same bits.
+`gather` is `mix` with its index transposed: the gradient of a row is the weighted sum of the gradients of the streams that read it, and
+the gradient of an edge is row · d(stream). Sums have a fixed order, so the same call gives the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads a row: all edges sorted by the row that they carry, and where the edges of every row begin and end."""
+    """What reads each row: edges sorted by the row they carry, and where those of each row begin and end."""
 
     stream: Tensor  # [edges] 2 · (first token of the stream that the edge feeds), plus 1 for a stream of prediction positions
     weight: Tensor  # [edges]
@@ -45,12 +45,12 @@ def gather(
 ) -> None:
     """Gradients of `rows` into `out` [tokens, d], and those of the edges that carry them, token by token, into `per_token`.
 
-    Row i of `rows` is row first_row + i of `readers`; its record goes on with its place in `store` (see `kernels.mix`) [n].
+    Row i of `rows` is row first_row + i of `readers`; the record continues with its place in `store` [n], as in `kernels.mix`.
     `streams` has the gradients of the streams.
     """
     d = store.shape[1]
     if rows.n:
-        # one token and one warp a program: the sum over d, once an edge, then needs no barrier
+        # one token and one warp per program: the sum over d, done for each edge, then needs no barrier
         _gather_kernel[(rows.n * rows.longest,)](
             store,
             streams,
@@ -74,7 +74,7 @@ def gather(
 
 
 def norm_backward(x: Tensor, scale: Tensor, grad: Tensor, spec: Spec) -> None:
-    """Writes the gradient of the streams over `x`, the normalised ones [tokens, d]; scale [tokens] is 1/σ, `grad` that of `x`."""
+    """Overwrites the normalised streams `x` [tokens, d] with the streams' gradients. `scale` [tokens]: 1/σ; `grad`: of `x`."""
     n, d = x.shape
     if n:
         _norm_backward_kernel[(n,)](
@@ -100,9 +100,8 @@ def attend_backward(
 ) -> Tensor:
     """The gradient of `read` [tokens of jobs, e] from that of the heads' z [tokens of rows, e].
 
-    The record of `rows` goes on with their place in the store and their q, k and v among `jobs` [n] each. Head rows that read the
-    same k and v are a cluster: `clusters` says where each begins [n_clusters + 1] in the list of rows that follows. A q input is
-    read by one head.
+    The record of `rows` continues with their place in the store and their q, k and v among `jobs` [n] each. Head rows that read the same
+    k and v form a cluster: `clusters` has where each begins [n_clusters + 1] in the list of rows after it. One head reads each q input.
     """
     corrupted = cache.layers[layer]
     out = torch.empty_like(read)
@@ -164,7 +163,7 @@ if triton is not None:
         sums: tl.constexpr,
         block_d: tl.constexpr,
     ):
-        # rows of one token run together: they read many of the same streams
+        # rows of the same token run together, because they read many of the same streams
         row, token = tl.program_id(0) % n_rows, tl.program_id(0) // n_rows
         at = tl.load(begin + row) + token
         if at >= tl.load(begin + row + 1):
@@ -173,7 +172,7 @@ if triton is not None:
         code = tl.load(begin + 3 * n_rows + 1 + row)
         column = tl.arange(0, block_d)
         inside = column < d
-        # a stream of prediction positions reads a row of all positions there only
+        # of a row at all positions, a stream of prediction positions reads only these
         pair = tl.load(pair_of_token + tl.load(bounds + g) + token, mask=code % 2 == 0, other=0)
         pair = tl.where(code % 2 == 1, token, pair)
         x = tl.load(store + (code // 2 + token) * d + column, mask=inside, other=0.0)
@@ -306,7 +305,7 @@ if triton is not None:
             row = tl.load(of_members + i)
             of_row = row_begin + 2 * n_rows + 1 + row
             h, code, qj = tl.load(of_row), tl.load(of_row + n_rows), tl.load(of_row + 2 * n_rows)
-            # a row of prediction positions is one whose other queries have no gradient
+            # in a row of prediction positions, other queries have no gradient
             last = code % 2 == 1
             first_query = tl.where(last, length - 1, first)
             for begin_query in range(first_query // block_q * block_q, length, block_q):

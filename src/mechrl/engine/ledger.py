@@ -1,7 +1,7 @@
-"""What a method has spent, in forward passes: the unit that methods are compared in.
+"""What a method has spent, in forward passes, the unit in which methods are compared.
 
-A pass is one forward of one circuit on the paper's batch of 20 pairs; a backward costs two. Engines that serve one search share its
-ledger. Nothing else counts passes, and nothing but a ledger changes a count.
+A pass is one forward of one circuit on 20 pairs, the paper's batch; a backward costs two. Engines of one search share a ledger. Nothing
+else counts passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKWARD_PASSES = 2
 
 @dataclass
 class Bill:
-    """What the block of a `Ledger.free` would have cost. Known when the block has ended."""
+    """What a `Ledger.free` block would have cost; known when it ends."""
 
     passes: float = 0.0
 
@@ -37,12 +37,12 @@ class Ledger:
         self._passes += passes
 
     def restore(self, passes: float) -> None:
-        """Sets the count to one that was taken before: by the process that this one continues, or before a run that is repeated."""
+        """Sets the count to an earlier one: that of the process this one continues, or from before a run that is repeated."""
         self._passes = passes
 
     @contextmanager
     def free(self) -> Iterator[Bill]:
-        """What is measured in this block is not charged; the bill says what it would have cost."""
+        """Charges nothing in this block. The bill says what it would have cost."""
         before, bill = self._passes, Bill()
         try:
             yield bill

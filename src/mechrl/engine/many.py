@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call. On a GPU a call of a few circuits costs as much as one of a hundred."""
+"""Circuits of several behaviours in one call: on a GPU, a call for a few circuits costs as much as one for a hundred."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need, or three t
 
 
 class ManyEngines:
-    """Engines, one a behaviour, each with its own candidate set. Passes are charged to each engine as if asked alone."""
+    """One engine per behaviour, each with its own candidate set. Every engine is charged as if it were called alone."""
 
     def __init__(self, engines: Sequence[Engine], edges: Sequence[np.ndarray]) -> None:
-        """`edges`: for every engine the ascending edges that its masks speak of."""
+        """`edges`: for every engine, the edges that its masks cover, ascending."""
         self.engines, self.edges = list(engines), [np.asarray(e) for e in edges]
         model, caches = engines[0].model, [engine.cache for engine in engines]
         together = all(engine.model is model for engine in engines)
@@ -48,7 +48,7 @@ class ManyEngines:
             self._ground = RunContext(model, cache, bounds, engines[0].tf32, engines[0].half)
             device = model.device
             self._allowed = allowed_memory(device)
-            # f = 1 − Σ_pairs share · KL / KL_cut, where pairs that occur several times in a batch were computed once
+            # f = 1 − Σ_pairs share · KL / KL_cut; a pair that occurs several times in a batch is computed once
             count = torch.bincount(cache.inverse, minlength=cache.n_pairs)
             n = torch.tensor(
                 [engine.n_pairs * engine.kl_cut for engine in engines], dtype=torch.float64, device=device
@@ -88,10 +88,9 @@ class ManyEngines:
     def mask_gradients(
         self, which: np.ndarray, masks: np.ndarray, alpha: np.ndarray | Sequence[float]
     ) -> np.ndarray:
-        """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM, for the edges that M keeps.
+        """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM for kept edges, 0 for cut ones.
 
-        Zero for the edges that it cuts. With the midpoints (k + ½)/m for `alpha` these are `attribution.integrated_mask_gradients`
-        of every circuit, and add up to its f.
+        With midpoints (k + ½)/m as `alpha` these are `attribution.integrated_mask_gradients` of each circuit; they add up to its f.
         """
         which, alpha = np.asarray(which, dtype=np.int64), np.asarray(alpha, dtype=np.float64)
         if not self.fused:
@@ -110,13 +109,13 @@ class ManyEngines:
         return self._gradients(which, array, circuit, weight, masks.shape[1]) / len(alpha)
 
     def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order what
-        f gains by an edge outside, and loses by cutting one inside."""
+        """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order, what
+        f gains from adding an edge, or loses from cutting it."""
         wanted = np.arange(masks.shape[1]) < np.array([len(self.edges[g]) for g in which]).reshape(-1, 1)
         return self.gradients(which, masks.astype(np.float64), wanted)
 
     def gradients(self, which: np.ndarray, weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """[C, width] float64: −∂(KL / KL_cut)/∂M at real-valued masks `weights`, for the edges `wanted`; all others are cut."""
+        """[C, width] float64: −∂(KL / KL_cut)/∂M of the edges `wanted`, at real-valued masks `weights`. All other edges are cut."""
         which = np.asarray(which, dtype=np.int64)
         if not self.fused:
             result = np.zeros(weights.shape)
@@ -134,7 +133,7 @@ class ManyEngines:
     def _gradients(
         self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int
     ) -> np.ndarray:
-        """[C, width] minus the gradients of `array`'s circuits, `circuit` [n] of them under `weight` [n, edges], added up."""
+        """[C, width] minus the summed gradients: run i is circuit `circuit[i]` of `array`, under `weight[i]` [edges]."""
         need = self._ground.sizes[0][which] * gradient_bytes(
             self._ground.model.spec, self.edge_set.edges, array
         )
@@ -158,7 +157,7 @@ class ManyEngines:
         return -np.bincount(np.concatenate(places), found, minlength=len(which) * width).reshape(-1, width)
 
     def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """The masks without their dead edges."""
+        """The masks without dead edges."""
         result = np.zeros_like(masks)
         if not self.fused:
             for g in np.unique(which):
@@ -172,7 +171,7 @@ class ManyEngines:
         return result
 
     def _over_all_edges(self, which: np.ndarray, masks: np.ndarray, passes: int) -> np.ndarray:
-        """The masks over the union of all candidate sets; charges so many passes for each."""
+        """The masks, over the union of all candidate sets. Charges `passes` for each."""
         array = np.zeros((len(which), len(self.edge_set.edges)), dtype=bool)
         for g, columns in enumerate(self._columns):
             mine = np.flatnonzero(which == g)
@@ -201,8 +200,7 @@ class ManyEngines:
     def _gradient_chunk(
         self, which: np.ndarray, array: np.ndarray, weight: np.ndarray
     ) -> tuple[np.ndarray, Tensor]:
-        """∂(KL / KL_cut)/∂w at `weight` [C, edges] of the edges in `array`: entries of the flattened masks, and the gradient of each. All
-        others have none."""
+        """∂(KL / KL_cut)/∂w at `weight` [C, edges] for the edges in `array`: their entries in the flattened masks, and their gradients."""
         plan = make_plan(self.edge_set, array, share=False, group=which)
         run = FusedGradient(self._ground, plan)
         model = self._ground.model
@@ -219,11 +217,11 @@ class ManyEngines:
         return run.edge, run.backward(torch.cat(grad))
 
     def _inputs(self, run: FusedRun, which: np.ndarray) -> Tensor:
-        """The input rows of the groups at hand, which are the first ones."""
+        """The input rows of the groups in this run, which come first."""
         return self._ground.cache.input_difference[: int(run.full_begin[int(which.max()) + 1])]
 
     def _outputs(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """For every normalised last stream that a run returns, the output and the pair (of all groups) that it belongs to."""
+        """The output, and the pair among those of all groups, of each normalised final stream that a run returns."""
         group, sizes = plan.stages[-1].last.group, self._ground.sizes[1]
         job = np.repeat(np.arange(len(group)), sizes[group])
         pair = np.arange(len(job)) - first_tokens(sizes[group])[job] + first_tokens(sizes)[group][job]
@@ -231,7 +229,7 @@ class ManyEngines:
         return job_there, pair_there
 
     def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """So many streams at a time, and their pairs, that their logits take a quarter of a gigabyte."""
+        """Streams and their pairs, in parts whose logits take a quarter of a gigabyte."""
         step = max(1, 2**26 // self._probs.shape[1])
         return zip(final.split(step), pair.split(step), strict=True)
 
@@ -240,7 +238,7 @@ class ManyEngines:
         return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
     def _chunks(self, which: np.ndarray, array: np.ndarray) -> Iterator[slice]:
-        """Consecutive circuits whose rows fit the memory together (an upper bound: nothing shared)."""
+        """Consecutive circuits whose rows fit into memory together, even if they share nothing."""
         spec, graph = self._ground.model.spec, self._ground.model.graph
         rows = np.minimum(array.sum(1) + 1, graph.n_sources)
         need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.dtype.itemsize

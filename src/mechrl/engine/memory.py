@@ -1,4 +1,4 @@
-"""How many circuits go through at once: what they need, what there is, and what to do when it was too much after all."""
+"""How many circuits run at once: what they need, what there is, and what to do if it was too much after all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from mechrl.errors import OutOfMemory
 from mechrl.models.base import Spec
 
-CIRCUITS_PER_CHUNK = (
-    512  # enough to fill a GPU, few enough that the next chunk is planned while this one runs
-)
+CIRCUITS_PER_CHUNK = 512  # enough to fill a GPU, few enough to plan the next chunk while this one runs
 _ON_A_CPU = 2 * 2**30
 
 
@@ -30,31 +28,36 @@ def budget(device: torch.device, given: int | None = None) -> float:
 
 
 def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, copies: int = 1) -> np.ndarray:
-    """[C] bytes of the rows and streams of circuits of so many kept edges: an upper bound, for nothing is shared."""
+    """[C] bytes for the rows and streams of circuits with `kept` edges each: an upper bound, as if nothing were shared."""
     graph = spec.graph
     rows = np.minimum(kept + 1, graph.n_sources)
     streams = (
         2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
     )  # of a layer, and an MLP's hidden layer
-    return (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
+    return total
+
+
+def mlp_bytes(spec: Spec, n_tokens: int, itemsize: int) -> int:
+    """Of what a circuit's MLPs compute on the way forth, if it is kept for the way back."""
+    return spec.n_layers * n_tokens * (3 * spec.d_model + 4 * spec.d_mlp) * itemsize
 
 
 def share_memory(device: torch.device, processes: int) -> None:
-    """Of a GPU that so many processes work on, this one takes its part: an engine takes what it may have, see `_budget`."""
-    torch.cuda.set_per_process_memory_fraction(
-        0.95 / processes, device.index
-    )  # the rest is what CUDA itself takes in each
+    """Limits this process to its share of a GPU that several use. Engines use all they may have (`budget`)."""
+    # 0.95: CUDA itself takes the rest
+    torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)
 
 
 def let_go() -> None:
-    """Of a GPU's memory that is not needed any more: engines are large, and other processes may share the device."""
+    """Frees GPU memory that is no longer needed: engines are large, and other processes may share the device."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def allowed_memory(device: torch.device) -> float:
-    """Bytes of a GPU that this process may have: all, unless processes share it."""
+    """Bytes of a GPU that this process may use: all, unless processes share it."""
     _, total = torch.cuda.mem_get_info(device)
     return total * torch.cuda.get_per_process_memory_fraction(device.index)
 
@@ -62,7 +65,7 @@ def allowed_memory(device: torch.device) -> float:
 def consecutive(
     need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None
 ) -> Iterator[slice]:
-    """Runs of at most `most` circuits whose `need` [C] fits the budget together; one that is to be `alone` is a run of its own."""
+    """Runs of at most `most` circuits whose `need` [C] fits the budget together. A circuit that is to be `alone` gets its own."""
     first, total = 0, 0.0
     for i, size in enumerate(need):
         apart = alone is not None and (alone[i] or alone[i - 1])
@@ -78,7 +81,7 @@ Result = TypeVar("Result")
 
 
 def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator[tuple[slice, Result]]:
-    """Runs of circuits and their results. One that does not fit into memory after all is halved."""
+    """Chunks of circuits and their results. A chunk that does not fit into memory after all is halved."""
     for chunk in chunks:
         todo = [chunk]
         while todo:
@@ -95,4 +98,4 @@ def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator
             else:
                 yield some, result
                 continue
-            torch.cuda.empty_cache()  # not above: an exception that is being handled holds on to what did not fit
+            torch.cuda.empty_cache()  # not in the handler: there the exception still holds what did not fit

@@ -1,8 +1,7 @@
 """The mix: every job's residual stream, `resid_corr + Σ w · row`, from the store of rows; and its gradients.
 
-On a CUDA device with Triton, and without gradients, one kernel gathers, sums and normalises (`fused.py`). Everywhere else
-either the jobs of one circuit are one small matrix product, W [jobs, rows] @ rows [rows, tokens · d], or, where hardly a row is
-read twice, rows are added one by one.
+With plain tensor operations: the jobs of one circuit are a small matrix product, W [jobs, rows] @ rows [rows, tokens · d], or, if hardly
+any row is read twice, rows are added one by one. On a CUDA device one kernel does all of it instead (`fused.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Store:
     """The rows: a_now(u) − a_corr(u), at all N active tokens (`full`) or at the B prediction positions (`last`)."""
 
     def __init__(self, plan: Plan, n_tokens: int, n_pairs: int, buffer: Tensor) -> None:
-        """`buffer` [at least `Store.size` of the plan, d] holds the rows; it may be used again by the next run."""
+        """`buffer` [at least `Store.size` of the plan, d] holds the rows; the next run may reuse it."""
         n_full, d = plan.n_full_slots * n_tokens, buffer.shape[-1]
         self.flat = buffer[: Store.size(plan, n_tokens, n_pairs)]
         self.full = self.flat[:n_full].view(plan.n_full_slots, n_tokens, d)
@@ -41,10 +40,8 @@ class Block:
     full_slots: Tensor | slice
     last_slots: Tensor | None
     weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
-    sums: (
-        list[list[int]] | None
-    )  # per stream the full slots that it adds up, where adding is cheaper than a matrix product
-    everything: bool  # one stream, which adds up all rows so far
+    sums: list[list[int]] | None  # per stream the full slots to add, if that is cheaper than a matrix product
+    everything: bool  # one stream, which adds all rows so far
     job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
     row_place: np.ndarray  # [n] ... on row row_place[e]
     edge: np.ndarray  # [n] its place in the list of edges
@@ -71,7 +68,7 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
         n_full = int(np.searchsorted(rows, 1 << 40))
         if (
             n_full == len(rows) > (rows[-1] + 1 - rows[0]) / 2
-        ):  # most of a run: read it all in place rather than gather
+        ):  # most of a range: read all of it rather than gather
             row_place, rows = rows[row_place] - rows[0], np.arange(rows[0], rows[-1] + 1)
             n_full = len(rows)
         dense = np.zeros((len(jobs), len(rows)), dtype=np.float64)
@@ -114,7 +111,7 @@ def mix(
 ) -> Tensor:
     """[j, tokens, d] streams of a block's jobs; `last_token` for a pool of prediction positions. `finish` is applied per stream.
 
-    The result lies in `room` [.., d] if that is given and large enough.
+    The result is in `room` [.., d], if that is given and large enough.
     """
     tokens, d = resid.shape
     n = len(block.weights)
@@ -145,10 +142,9 @@ def mix_backward(
     against: Store | None,
     groups: Sequence[slice] = (slice(None),),
 ) -> Tensor:
-    """Adds to `grads` what `grad` [j, tokens, d] means for the rows; returns d(loss)/d(weight) of the block's edges [groups, n].
+    """Backpropagates `grad` [j, tokens, d]: adds to the rows' gradients, `grads`, and returns those of the block's edges [groups, n].
 
-    d/dW = grad · row, summed over the tokens of each group. With `against`, the rows of another run stand in the place of this one's
-    (attribution needs that).
+    d/dW = grad · row, summed over the tokens of each group. With `against`, the rows are those of another run, as attribution needs.
     """
     of_store = store if against is None else against
     reference = _rows(block, of_store, last_token)
@@ -194,7 +190,7 @@ def _index(array: np.ndarray, like: Tensor) -> Tensor:
 
 
 def _range_or_index(rows: np.ndarray, like: Tensor) -> Tensor | slice:
-    """A contiguous run of rows is read in place, others are gathered."""
+    """Contiguous rows are read in place, others gathered."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return _index(rows, like)

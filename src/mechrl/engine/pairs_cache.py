@@ -1,9 +1,8 @@
-"""What the engine knows of a batch of pairs before any circuit is asked for: the corrupted run, and where the two prompts differ.
+"""What the engine computes once for a batch of pairs: the corrupted run, and where the two prompts differ.
 
-The engine starts from the corrupted run: a circuit's receiver sees `resid_corr(v) + Σ_u M_uv (a_now(u) − a_corr(u))`. Everything
-here belongs to the corrupted run and is computed once. Positions before the first token in which the two prompts of a pair
-differ are the same in every circuit (attention is causal), and so are those after the prediction position for our purpose: the
-engine works on the flat list of the N remaining (pair, position)s, the *active tokens*.
+Every circuit starts from the corrupted run: a receiver sees `resid_corr(v) + Σ_u M_uv (a_now(u) − a_corr(u))`. Attention is causal, so
+positions before the first token in which a pair's prompts differ are the same in every circuit; those after the prediction position do
+not matter. The engine works on the N (pair, position)s that remain, the *active tokens*, as one flat list.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class LayerLast:
 
 @dataclass(frozen=True)
 class PairsCache:
-    """Distinct pairs of a batch with their corrupted run. `inverse` maps every pair of the batch to its distinct one."""
+    """The distinct pairs of a batch and their corrupted run. `inverse` maps each pair of the batch to its distinct one."""
 
     inverse: Tensor  # [batch] into B
     n_positions: int  # T, the longest prompt
@@ -74,11 +73,11 @@ class PairsCache:
 
     @property
     def all_active(self) -> bool:
-        """Every (pair, position) is an active token: nothing to scatter."""
+        """Whether every (pair, position) is an active token, so that nothing needs scattering."""
         return self.n_tokens == self.n_pairs * self.n_positions
 
     def groups(self, n: int) -> tuple[list[slice], list[slice]]:
-        """So many groups of consecutive pairs, as equal as can be: their places among the pairs, and among the active tokens."""
+        """`n` groups of consecutive pairs, as equal as possible: their places among the pairs and among the active tokens."""
         bounds = np.linspace(0, self.n_pairs, n + 1).round().astype(int).tolist()
         first = [*self.layout[:, 2].tolist(), self.n_tokens]
         pairs = [slice(a, b) for a, b in pairwise(bounds)]
@@ -86,38 +85,10 @@ class PairsCache:
 
 
 def join(caches: Sequence[PairsCache]) -> PairsCache:
-    """The caches of several batches of pairs as one: their pairs and their active tokens one after the other."""
+    """Joins the caches of several batches: their pairs, and their active tokens, back to back."""
     T = max(c.n_positions for c in caches)
     first_token = np.cumsum([0, *(c.n_tokens for c in caches)])
     first_pair = np.cumsum([0, *(c.n_pairs for c in caches)])
-
-    def layer(parts: Sequence[LayerCache]) -> LayerCache:
-        def cat(name: str, axis: int = 0) -> Tensor:
-            return torch.cat([getattr(part, name) for part in parts], axis)
-
-        def longer(
-            name: str,
-        ) -> Tensor:  # [.., B, positions, e] to [.., B, T, e]; what is added is never read
-            return torch.cat(
-                [pad(x, (0, 0, 0, T - x.shape[2])) for x in (getattr(part, name) for part in parts)], 1
-            )
-
-        last = LayerLast(
-            *(
-                torch.cat([getattr(part.last, name) for part in parts])
-                for name in ("resid_attention", "resid_mlp", "mlp")
-            )
-        )
-        return LayerCache(
-            cat("resid_attention"),
-            cat("resid_mlp"),
-            longer("q"),
-            longer("k"),
-            longer("v"),
-            cat("z", 1),
-            cat("mlp"),
-            last,
-        )
 
     def rotary(of: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor] | None:
         some = [pair for pair in of if pair is not None]
@@ -145,15 +116,37 @@ def join(caches: Sequence[PairsCache]) -> PairsCache:
         last_token=cat("last_token", first_token),
         last_position=cat("last_position"),
         input_difference=cat("input_difference"),
-        layers=tuple(layer(parts) for parts in zip(*(c.layers for c in caches), strict=True)),
+        layers=tuple(_join_layers(parts, T) for parts in zip(*(c.layers for c in caches), strict=True)),
         resid_final=cat("resid_final"),
         clean_logits=cat("clean_logits"),
         corrupt_logits=cat("corrupt_logits"),
     )
 
 
+def _join_layers(parts: Sequence[LayerCache], n_positions: int) -> LayerCache:
+    def cat(name: str, axis: int = 0) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts], axis)
+
+    def longer(name: str) -> Tensor:
+        """[.., B, positions, e] to [.., B, n_positions, e]; what is added is never read."""
+        states = [getattr(part, name) for part in parts]
+        return torch.cat([pad(x, (0, 0, 0, n_positions - x.shape[2])) for x in states], 1)
+
+    names = ("resid_attention", "resid_mlp", "mlp")
+    return LayerCache(
+        resid_attention=cat("resid_attention"),
+        resid_mlp=cat("resid_mlp"),
+        q=longer("q"),
+        k=longer("k"),
+        v=longer("v"),
+        z=cat("z", 1),
+        mlp=cat("mlp"),
+        last=LayerLast(*(torch.cat([getattr(part.last, name) for part in parts]) for name in names)),
+    )
+
+
 def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
-    """Checks a batch of pairs, runs the model on both sides once, keeps what circuits need."""
+    """Checks a batch of pairs, runs the model on both prompts, and keeps what circuits need."""
     unique, inverse = _distinct(model, clean, corrupt)
     lengths = [len(a) for a, _ in unique]
     B, T = len(unique), max(lengths)
@@ -244,12 +237,12 @@ def plain_forward(
 def _distinct(
     model: Model, clean: Tokens, corrupt: Tokens
 ) -> tuple[list[tuple[Sequence[int], Sequence[int]]], list[int]]:
-    """The distinct pairs, and for every pair which of them it is; refuses what cannot be run."""
+    """The distinct pairs, and which of them each pair is. Refuses what cannot be run."""
     if not len(clean) or len(clean) != len(corrupt):
         raise MechRLError(
             f"need as many corrupted as clean prompts and at least one; got {len(clean)} and {len(corrupt)}"
         )
-    unique: dict[tuple, int] = {}
+    unique: dict[tuple[Sequence[int], Sequence[int]], int] = {}
     inverse = []
     for i, (a, b) in enumerate(zip(clean, corrupt, strict=True)):
         a, b = tuple(int(t) for t in a), tuple(int(t) for t in b)

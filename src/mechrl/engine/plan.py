@@ -1,17 +1,16 @@
-"""What has to be computed for a set of circuits, and what need not be.
+"""Decides what has to be computed for a set of circuits.
 
-Every circuit is a list of kept edges. The plan turns them into *jobs* (a receiver's copy of the residual stream, in some circuit)
-and *rows* (a node's output, in some circuit), stage by stage: attention of layer 0, MLP of layer 0, …, logits. It leaves out,
-without changing any output:
+A circuit is a list of kept edges. The plan turns circuits into *jobs* (a receiver's copy of the residual stream, in some circuit) and
+*rows* (a node's output, in some circuit), stage by stage: attention of layer 0, MLP of layer 0, …, logits. It skips, without changing
+any output:
 
-- dead edges, and receivers with no kept edge (they are their corrupted selves);
-- repetition: two jobs that sum the same rows are one job, two heads with the same q, k and v are one row. Rows get their number
-  from what they are computed from (value numbering, as in a compiler), so circuits that agree below some layer share everything
-  below it, and identical circuits share everything;
-- positions: a row that is read, directly or through others, only at the prediction position is computed only there. A row is
-  needed at all positions if a k or v input reads it, or a q or MLP input of a row that itself is needed at all positions.
+- dead edges, and receivers without kept edges, which stay corrupted;
+- repetition: jobs that sum the same rows are one job, heads with the same q, k and v are one row. Rows are numbered by what they are
+  computed from (value numbering, as in a compiler), so circuits that agree below some layer share everything below it;
+- positions: a row that is only read at the prediction position, directly or through others, is only computed there. A row is needed at
+  all positions if a k or v input reads it, or if a row that is needed at all positions reads it by its q or MLP input.
 
-Pure index arithmetic on numpy arrays; no model, no torch.
+Index arithmetic on numpy arrays; no model, no torch.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ import numpy as np
 
 from mechrl.graph import EdgeSet, Graph, LiveEdges, StageEdges
 
-_CORRUPTED = -1  # "this input is its corrupted self"
+_CORRUPTED = -1  # in place of a job or row: the corrupted run's
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Jobs of one stage that are computed at the same positions, sorted by receiver. Job j sums edges[start[j]:start[j + 1]]."""
+    """The jobs of a stage that are computed at the same positions, sorted by receiver. Job j sums edges[start[j]:start[j + 1]]."""
 
-    receiver: np.ndarray  # [J] receiver's place within its stage
-    owner: np.ndarray  # [J] a circuit that wants it; jobs of one owner share many rows
-    group: np.ndarray  # [J] whose pairs it is computed on
+    receiver: np.ndarray  # [J] its place within the stage
+    owner: np.ndarray  # [J] a circuit that needs it; jobs of one owner share many rows
+    group: np.ndarray  # [J] the batch of pairs it runs on
     start: np.ndarray  # [J + 1]
-    slot: np.ndarray  # [n] where each summed row is stored ...
-    slot_is_last: np.ndarray  # [n] ... and whether in the store of prediction positions
-    edge: np.ndarray  # [n] which entry of the flattened masks it is
+    slot: np.ndarray  # [n] where each summed row is stored
+    slot_is_last: np.ndarray  # [n] whether that is in the store of prediction positions
+    edge: np.ndarray  # [n] its entry in the flattened masks
 
     def __len__(self) -> int:
         return len(self.receiver)
@@ -49,7 +48,7 @@ class Heads:
     q: np.ndarray  # in the full pool; for heads needed at the prediction position only, last-pool jobs follow the full ones
     k: np.ndarray  # counted from the pool's first k job
     v: np.ndarray  # counted from the pool's first v job
-    group: np.ndarray  # whose pairs it is computed on
+    group: np.ndarray  # the batch of pairs it runs on
 
     def __len__(self) -> int:
         return len(self.head)
@@ -73,10 +72,10 @@ class Plan:
     n_circuits: int
     full_group: (
         np.ndarray
-    )  # [full slots] whose pairs every row belongs to; the first slots are the groups' input nodes
+    )  # [full slots] each row's batch of pairs; the first slots are the groups' input nodes
     last_group: np.ndarray  # [last slots]
-    output: np.ndarray  # [C] job of the logits stage, -1 for a circuit that is its corrupted self
-    row_of: np.ndarray  # [C, S] row of every source, -1 for a source that is its corrupted self
+    output: np.ndarray  # [C] job of the logits stage; -1: the circuit is the corrupted run
+    row_of: np.ndarray  # [C, S] row of every source; -1: the source stays corrupted
 
     @property
     def n_full_slots(self) -> int:
@@ -93,14 +92,14 @@ class Plan:
 
 @dataclass
 class _Numbered:
-    """A stage after the forward sweep: unique jobs with the edges of their first occurrence, unique rows."""
+    """A stage after the forward sweep: unique jobs, with the edges of their first occurrence, and unique rows."""
 
     stage: StageEdges
     receiver: np.ndarray  # [J]
     owner: np.ndarray  # [J]
     begin: np.ndarray  # [J] edges of job j: begin[j]:end[j] of the stage's live edges
     end: np.ndarray
-    row: np.ndarray  # [live edges] row that each carries
+    row: np.ndarray  # [live edges] the row that each carries
     edge: np.ndarray  # [live edges] its entry in the flattened masks
     first_row: int
     group: np.ndarray  # [J]
@@ -124,15 +123,15 @@ def make_plan(
     everywhere: bool = False,
     group: np.ndarray | None = None,
 ) -> Plan:
-    """Plans the run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
+    """Plans a run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
 
-    With `share=False` nothing is shared between circuits: needed when edges carry weights, or gradients are asked for.
-    With `given` [m] the rows of the first m sources are at hand, in slots 0 to m − 1 (False: that source is its corrupted self).
-    With `everywhere` all rows are computed at all positions, even those that nobody reads.
-    With `group` [C] circuits run on different batches of pairs. Every live row descends from its group's input row, so rows, and
-    the jobs that sum them, are never shared between groups.
+    share: False keeps circuits apart, as weights on edges and gradients require.
+    given: [m] the rows of the first m sources are in slots 0 to m − 1 already; False for a source that stays corrupted.
+    everywhere: compute all rows at all positions, even those that are not read.
+    group: [C] the batch of pairs each circuit runs on. Every live row descends from its group's input row, so groups never share rows or
+        jobs.
     """
-    given = np.ones(1, dtype=bool) if given is None else given  # the input is always at hand
+    given = np.ones(1, dtype=bool) if given is None else given  # at least the input
     live, read = edge_set.live(masks, given, keep_unread=everywhere)
     of_circuit = np.zeros(len(masks), dtype=np.int64) if group is None else group
     row_of = np.full((len(masks), edge_set.graph.n_sources), _CORRUPTED)
@@ -155,9 +154,8 @@ def _number(
     group: np.ndarray,
     n_rows: int,
 ) -> tuple[list[_Numbered], np.ndarray, np.ndarray]:
-    """Forward sweep: numbers jobs by the rows they sum and rows by the jobs they read. Fills `row_of`; `n_rows` are there already."""
+    """Forward sweep: numbers jobs by the rows they sum, and rows by the jobs they read. Fills `row_of`; numbers begin at `n_rows`."""
     graph, n_circuits, n_columns = edge_set.graph, len(row_of), len(edge_set.edges)
-    H, G = graph.n_heads, graph.n_kv_heads
     output = np.full(n_circuits, _CORRUPTED)
     numbered = []
     row_group = [np.arange(n_rows) if group.any() else np.zeros(n_rows, dtype=np.int64)]
@@ -166,7 +164,7 @@ def _number(
         row = row_of[c, edges.source]
         edge = c * n_columns + edges.column
 
-        # one (circuit, receiver) after the other: edges are sorted that way
+        # runs of one (circuit, receiver) each: edges are sorted that way
         key = c * n_receivers + edges.place
         begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
         key_circuit, key_place = np.divmod(key[begin], n_receivers)
@@ -193,29 +191,40 @@ def _number(
         else:
             job_of = np.full((n_circuits, n_receivers), _CORRUPTED)
             job_of[key_circuit, key_place] = job
-            q = job_of[:, :H]
-            k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
-            v = np.repeat(job_of[:, H + G :], H // G, axis=1)
-            first_head, mlp = graph.head(stage.layer, 0), graph.mlp(stage.layer)
-            wanted = read[:, first_head:mlp] & ((q >= 0) | (k >= 0) | (v >= 0))
-            of_circuit, head = np.nonzero(wanted)
-            J = len(first) + 1
-            code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
-            unique, at, inverse = np.unique(
-                code, return_index=True, return_inverse=True
-            )  # sorted by head, the first digit
-            row_group.append(group[of_circuit[at]])
-            row_of[of_circuit, first_head + head] = n_rows + inverse
-            n_rows += len(unique)
-            rest, v_job = np.divmod(unique, J)
-            rest, k_job = np.divmod(rest, J)
-            of_heads = [*np.divmod(rest, J), k_job, v_job, row_group[-1]]
-            done.heads = np.stack(of_heads, axis=1) - np.array([0, 1, 1, 1, 0])
+            first_head = graph.head(stage.layer, 0)
+            of_heads = read[:, first_head : graph.mlp(stage.layer)]
+            of_circuit, head, number, done.heads = _number_heads(graph, job_of, of_heads, len(first), group)
+            row_group.append(done.heads[:, 4])
+            row_of[of_circuit, first_head + head] = n_rows + number
+            n_rows += len(done.heads)
     return numbered, np.concatenate(row_group), output
 
 
+def _number_heads(
+    graph: Graph, job_of: np.ndarray, read: np.ndarray, n_jobs: int, group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Heads with the same q, k and v jobs are one row.
+
+    Returns circuit, head and row of every head that is `read`, and what each row is computed from [rows, 5] (see `_Numbered.heads`).
+    """
+    H, G = graph.n_heads, graph.n_kv_heads
+    q = job_of[:, :H]
+    k = np.repeat(job_of[:, H : H + G], H // G, axis=1)
+    v = np.repeat(job_of[:, H + G :], H // G, axis=1)
+    wanted = read & ((q >= 0) | (k >= 0) | (v >= 0))
+    of_circuit, head = np.nonzero(wanted)
+    J = n_jobs + 1
+    code = ((head * J + q[wanted] + 1) * J + k[wanted] + 1) * J + v[wanted] + 1
+    # sorted by head, the first digit
+    unique, at, number = np.unique(code, return_index=True, return_inverse=True)
+    rest, v_job = np.divmod(unique, J)
+    rest, k_job = np.divmod(rest, J)
+    of_rows = np.stack([*np.divmod(rest, J), k_job, v_job, group[of_circuit[at]]], axis=1)
+    return of_circuit, head, number, of_rows - np.array([0, 1, 1, 1, 0])
+
+
 def _needed_at_all_positions(graph: Graph, numbered: list[_Numbered], n_rows: int, n_full: int) -> np.ndarray:
-    """Backward sweep: [n_rows] bool. Also sets `full` of every stage's jobs. The first `n_full` rows are full anyway."""
+    """Backward sweep: [n_rows] bool. Also sets `full` for every stage's jobs. The first `n_full` rows are full in any case."""
     full = np.zeros(n_rows, dtype=bool)
     full[:n_full] = True
     for s in reversed(numbered):
@@ -241,7 +250,7 @@ def _lay_out(
     output: np.ndarray,
     row_of: np.ndarray,
 ) -> Plan:
-    """Gives rows their slots, splits each stage into its two pools."""
+    """Assigns slots to rows, and splits each stage into its two pools."""
     slot = np.where(full, np.cumsum(full) - 1, np.cumsum(~full) - 1)
     n_before = np.concatenate([[0], np.cumsum(full)])  # rows at all positions before a row
     stages = []
@@ -267,7 +276,7 @@ def _lay_out(
 
 
 def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads]:
-    """Head rows needed at all positions, and the others; job numbers become places in the pools."""
+    """Head rows needed at all positions, and the others, with job numbers turned into places in the pools."""
     assert s.heads is not None and s.full is not None
     place = np.where(s.full, np.cumsum(s.full) - 1, np.cumsum(~s.full) - 1)
     n_q = int((s.full & (s.receiver < graph.n_heads)).sum())
@@ -289,7 +298,7 @@ def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads
 
 
 def _segments(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of several ranges one after the other, and where each begins in the result (with the total at the end)."""
+    """The indices of several ranges, back to back, and where each begins in the result; last, the total."""
     length = end - begin
     start = np.concatenate([[0], np.cumsum(length)])
     return np.repeat(begin - start[:-1], length) + np.arange(start[-1]), start

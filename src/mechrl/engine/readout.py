@@ -1,4 +1,4 @@
-"""What the last streams of circuits amount to: logits, KL(model ‖ circuit), any objective of the logits, and its gradient."""
+"""From final residual streams to logits, KL(model ‖ circuit), or any objective of the logits and its gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Objective = Callable[[Tensor], Tensor]  # logits [C, batch, V] -> [C, batch]
 
 
 class Readout:
-    """B distinct pairs of a batch, V words. `final` [n, B, d] are normalised last streams."""
+    """For B distinct pairs and a vocabulary of V. `final` [n, B, d] are normalised final streams."""
 
     def __init__(self, model: Model, cache: PairsCache) -> None:
         self.model, self.cache = model, cache
@@ -24,28 +24,28 @@ class Readout:
 
     @property
     def corrupt_logits(self) -> Tensor:
-        """[batch, V]"""
+        """[batch, V] of the corrupted run."""
         return self.cache.corrupt_logits[self.cache.inverse]
 
     def kl(self, logits: Tensor) -> Tensor:
-        """[C, batch] KL(model ‖ circuit) of distinct pairs' logits [C, B, V], summed over the vocabulary."""
+        """[C, batch] KL(model ‖ circuit), summed over the vocabulary, from logits of the distinct pairs [C, B, V]."""
         difference = logits.log_softmax(-1).sub_(self.log_probs)
         return difference.mul_(self._probs).sum(-1).neg_()[:, self.cache.inverse]
 
     def kl_objective(self, logits: Tensor) -> Tensor:
-        """The same as an objective of the whole batch, with a gradient: [C, batch, V] to [C, batch]."""
+        """The same, differentiable and for the whole batch: [C, batch, V] to [C, batch]."""
         log_probs, probs = self.log_probs[self.cache.inverse], self._probs[self.cache.inverse]
         return (probs * (log_probs - logits.log_softmax(-1))).sum(-1)
 
     def reduced(self, final: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """`reduce` of distinct pairs' logits: first those of the corrupted run, then those of `final`."""
+        """`reduce` of the distinct pairs' logits: first for the corrupted run, then for `final`."""
         parts = [reduce(self.cache.corrupt_logits[None])]
         if len(final):
             parts += [reduce(self.model.unembed(part)) for part in final.split(self._at_once(2**29))]
         return torch.cat(parts)
 
     def objective(self, final: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-        """The objective of the corrupted run, then that of `final`: [1 + n, batch]; the gradient of the latter's mean [n, B, d]."""
+        """The objective [1 + n, batch], first for the corrupted run, then for `final`; and the gradient of its mean, [n, B, d]."""
         value, grad = [objective(self.corrupt_logits[None]).detach()], []
         for part in final.split(self._at_once(2**28)):
             x = part.detach().requires_grad_()
@@ -56,10 +56,10 @@ class Readout:
         return torch.cat(value), torch.cat(grad)
 
     def of_nothing(self, values: np.ndarray, objective: Objective) -> tuple[Tensor, Tensor]:
-        """The objective and its gradient where no path leads from the input to the logits: nothing depends on the weights."""
+        """The objective and its gradient if no path leads from the input to the logits: nothing depends on the weights."""
         value = objective(self.corrupt_logits[None]).detach()
         return value.repeat(len(values), 1), self.log_probs.new_zeros(values.shape)
 
     def _at_once(self, n_bytes: int) -> int:
-        """Circuits whose logits take so many bytes."""
+        """How many circuits' logits take `n_bytes`."""
         return max(1, n_bytes // self.cache.corrupt_logits.nbytes)

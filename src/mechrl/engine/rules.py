@@ -1,12 +1,12 @@
-"""Rules of the backward pass: components whose values are the model's own, and whose derivatives are not.
+"""Rules for the backward pass: the values of components are the model's own, their derivatives are not.
 
-The gradient at the clean run is a poor guide where components saturate. These rules change it, and nothing else, so that attribution by
-them costs what EAP costs. c·x below stands for a value x whose derivative is taken c times.
+The gradient at the clean run misleads where components saturate. These rules change that gradient and nothing else, so attribution by
+them costs what EAP costs. "Held" means treated as a constant; c·x means that the derivative of x is taken c times.
 
-    GIM     norms: their scale is held. Attention: the derivative of softmax is taken at temperature 2, of ¼·q, ¼·k and ½·v.
-            Gated MLPs: of ½·gate and ½·up (Edin et al. 2025)
-    RelP    layer-wise relevance propagation: norms: their scale is held. Attention: its pattern is held. MLPs: act(h) = h · [act(h) / h]
-            with the bracket held; gated ones: of ½·gate and ½·up (Rezaei Jafari et al. 2025). Holding the pattern leaves q and k nothing
+    GIM     (Edin et al. 2025) Norms: scale held. Attention: the derivative of softmax at temperature 2, of ¼·q, ¼·k and ½·v. Gated MLPs:
+            ½·gate and ½·up.
+    RelP    (Rezaei Jafari et al. 2025) Layer-wise relevance propagation. Norms: scale held. Attention: pattern held, so q and k get
+            nothing. MLPs: act(h) = h · [act(h) / h] with the bracket held; gated ones: ½·gate and ½·up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEAR_ZERO = 1e-6  # there act(h) / h is act'(0), ½ for GELU and SiLU
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs in the backward pass. Norms' scales are always held."""
+    """What differs in the backward pass. The scale of norms is always held."""
 
     temperature: float  # of softmax's derivative
     query_key: float  # factors
@@ -40,9 +40,8 @@ class Rules:
         """[.., queries, e] what heads attend to; `visible` broadcasts against [.., queries, keys]."""
         scores = _times(self.query_key, q) @ _times(self.query_key, k).mT * scale
         scores = scores.masked_fill(~visible, float("-inf"))
-        softer = self.temperature * (scores / self.temperature).softmax(
-            -1
-        )  # the factor undoes the chain rule's
+        # the factor undoes that of the chain rule
+        softer = self.temperature * (scores / self.temperature).softmax(-1)
         return _held(scores.softmax(-1), softer) @ _times(self.value, v)
 
     def mlp(self, mlp: MLP, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A plan run with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not serve."""
+"""Runs plans with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not apply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mechrl.engine.fused import Upload
-from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive
+from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive, mlp_bytes
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import PairsCache
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
@@ -24,13 +24,12 @@ from mechrl.models.base import Model
 
 @dataclass(frozen=True)
 class Prefix:
-    """The rows of one circuit's sources, kept so that circuits which agree with it below some stage can start there.
+    """The rows of one circuit, kept so that circuits which agree with it below some stage can start there.
 
-    A change of edges into a layer leaves everything below that layer untouched: searches that edit from the logits downwards
-    run the lower layers once.
+    Edges into a layer do not affect the layers below: a search that edits from the logits downwards runs the lower layers once.
     """
 
-    rows: Tensor  # [S, N, d]; zero for a source that is its corrupted self
+    rows: Tensor  # [S, N, d]; zero for a source that stays corrupted
     lives: np.ndarray  # [S]
 
 
@@ -43,14 +42,14 @@ class Given:
 
 
 class CpuBackend:
-    """Runs plans on one batch of pairs; keeps the room that runs need."""
+    """Runs plans on one batch of pairs. Keeps the working memory for the next run."""
 
     def __init__(self, model: Model, cache: PairsCache, readout: Readout, memory_bytes: int | None) -> None:
         self.model, self.cache, self.readout, self._memory = model, cache, readout, memory_bytes
         self._rooms: dict[str, Tensor] = {}
 
     def rows(self, plan: Plan) -> Tensor:
-        """[rows, N, d] of a plan that computes all of them everywhere."""
+        """[rows, N, d] of a plan that computes every row at all positions."""
         run = CpuRun(self, plan, None)
         run.fill()
         return run.store.full
@@ -74,7 +73,7 @@ class CpuBackend:
         groups: int | None,
         rules: Rules | None,
     ) -> list[list[tuple[Tensor, Tensor]]]:
-        """Per objective, chunk by chunk of circuits: values and gradients."""
+        """Values and gradients: a list of chunks for each objective."""
         parts = []
         if against_full:
             plan = make_plan(edge_set, np.ones((1, len(edge_set.edges)), dtype=bool), share=False)
@@ -82,14 +81,14 @@ class CpuBackend:
             for i in range(len(values)):
                 parts.append(self._gradient(plan, values[i : i + 1], objectives, against, groups, rules))
         else:
-            every = np.full(len(values), values.shape[1])
-            for chunk in self.chunks(every, copies=1 + len(objectives)):
-                plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+            felt = edge_set.for_gradient(values)
+            for chunk in self.chunks(felt.sum(1), copies=1 + len(objectives)):
+                plan = make_plan(edge_set, felt[chunk], share=False)
                 parts.append(self._gradient(plan, values[chunk], objectives, None, groups, rules))
         return [list(of_objective) for of_objective in zip(*parts, strict=True)]
 
     def _whole_model(self, plan: Plan) -> Store:
-        """The rows of the whole model, in the layout of a plan that keeps everything."""
+        """The rows of the whole model, laid out for a plan that keeps everything."""
         with torch.no_grad():
             run = CpuRun(self, plan, None)
             run.forward()
@@ -109,46 +108,73 @@ class CpuBackend:
             nothing = [self.readout.of_nothing(values, objective) for objective in objectives]
             return [(v, g if groups is None else g[:, None].repeat(1, groups, 1)) for v, g in nothing]
         with torch.no_grad():
-            run = CpuRun(self, plan, values.reshape(-1))
+            run = CpuRun(self, plan, values.reshape(-1), rules=rules, keeps=self._has_room(plan, objectives))
             final = run.forward()
         reached = [self.readout.objective(final, objective) for objective in objectives]
-        backward = run.backward([grad for _, grad in reached], against, groups or 1, rules)
+        backward = run.backward([grad for _, grad in reached], against, groups or 1)
         result = []
         for (value, _), gradient in zip(reached, backward, strict=True):
             of_groups = gradient.view(-1, *values.shape)  # [groups, C, n]
             result.append((value[run.output], of_groups[0] if groups is None else of_groups.transpose(0, 1)))
         return result
 
+    def _has_room(self, plan: Plan, objectives: Sequence[Objective]) -> bool:
+        """Whether the MLPs' activations fit beside the rows and their gradients."""
+        spec, itemsize, n_tokens = self.model.spec, self.model.embedding.element_size(), self.cache.n_tokens
+        rows = Store.size(plan, n_tokens, self.cache.n_pairs) * spec.d_model * itemsize
+        need = (1 + len(objectives)) * rows + plan.n_circuits * mlp_bytes(spec, n_tokens, itemsize)
+        return need <= budget(self.model.device, self._memory)
+
     def chunks(self, kept: np.ndarray, copies: int = 1) -> Iterator[slice]:
-        """Consecutive circuits of so many kept edges each, whose rows and streams fit the budget together."""
+        """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
         device, spec = self.model.device, self.model.spec
         need = circuit_bytes(spec, kept, self.cache.n_tokens, self.model.embedding.element_size(), copies)
-        # on a CPU a circuit that keeps most of the graph is quickest by itself: its rows then lie one after the other
+        # on a CPU a circuit that keeps most of the graph is fastest alone: its rows are then contiguous
         alone = (kept > spec.graph.n_edges / 2) & (device.type == "cpu")
         return consecutive(need, budget(device, self._memory), CIRCUITS_PER_CHUNK, alone)
 
     def store(self, plan: Plan, which: str = "rows") -> Store:
-        """Room for a plan's rows, or for their gradients: the last run's. Fresh pages cost as much as filling them."""
+        """Memory for a plan's rows, or their gradients, reused from run to run: a fresh page costs as much as filling it."""
         size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
         return Store(plan, self.cache.n_tokens, self.cache.n_pairs, self._room(which, size))
 
     def streams_room(self, n_jobs: int) -> Tensor:
-        """Likewise for streams [tokens of all jobs, d]."""
+        """The same for streams [tokens of all jobs, d]."""
         return self._room("streams", n_jobs * self.cache.n_tokens)
 
     def _room(self, which: str, size: int) -> Tensor:
         if which not in self._rooms or len(self._rooms[which]) < size:
-            self._rooms.pop(which, None)  # let go of the old one first
+            self._rooms.pop(which, None)  # free the old one first
             self._rooms[which] = self.cache.input_difference.new_empty(size, self.model.spec.d_model)
         return self._rooms[which]
 
 
+@dataclass(frozen=True)
+class Taped:
+    """At all positions, and at the prediction position alone."""
+
+    streams: tuple[Tensor, Tensor]
+    outputs: tuple[Tensor, Tensor]
+
+
 class CpuRun:
-    """One execution of a plan: the store of rows, stage after stage, and back again for gradients."""
+    """One execution of a plan: the store of rows, stage after stage, and back again for gradients.
+
+    On the way back a stage is computed again, unless it is an MLP and the run `keeps` these: they are most of the arithmetic, and what
+    attention computes of its many streams takes far more room.
+    """
 
     def __init__(
-        self, cpu: CpuBackend, plan: Plan, weight: np.ndarray | None, given: Given | None = None
+        self,
+        cpu: CpuBackend,
+        plan: Plan,
+        weight: np.ndarray | None,
+        given: Given | None = None,
+        rules: Rules | None = None,
+        keeps: bool = False,
     ) -> None:
+        self.rules, self.keeps = rules, keeps
+        self._kept: dict[int, Taped] = {}  # by layer
         self.model, self.cache, self.plan, self.weight = cpu.model, cpu.cache, plan, weight
         like = self.cache.input_difference
         self.cpu, self.store = cpu, cpu.store(plan)
@@ -156,7 +182,7 @@ class CpuRun:
             self.store.full[0] = like
         else:
             self.store.full[: given.n] = given.prefix.rows[: given.n]
-        # streams live for one stage only: without gradients they share one place (fresh pages cost as much as filling them)
+        # streams live for one stage, so without gradients all stages use the same memory
         widest = max((len(stage.full) for stage in plan.stages), default=0)
         self._room = cpu.streams_room(widest) if weight is None else None
         self._total, self._n_total = (
@@ -174,52 +200,53 @@ class CpuRun:
     def fill(self) -> None:
         """Computes all rows, stage by stage."""
         for stage in self.plan.stages:
-            if stage.kind != "logits":
+            if stage.kind == "mlp" and self.keeps:
+                taped = self._kept[stage.layer] = self._taped(stage)
+                for slots, output in zip(self._slots(stage, self.store), taped.outputs, strict=True):
+                    slots.copy_(output.detach())
+            elif stage.kind != "logits":
                 x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
                 self._components(stage, x_full, x_last, *self._slots(stage, self.store))
 
     def forward(self) -> Tensor:
-        """Fills the store; returns the normalised last streams [outputs, B, d]."""
+        """Fills the store; returns the normalised final streams [outputs, B, d]."""
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
-    def backward(
-        self, grad_finals: Sequence[Tensor], against: Store | None, groups: int, rules: Rules | None
-    ) -> list[Tensor]:
-        """From d(objective)/d(normalised last stream) of several objectives to d(objective)/d(weight of every edge) [groups, n].
-
-        Recomputes stage by stage.
-        """
+    def backward(self, grad_finals: Sequence[Tensor], against: Store | None, groups: int) -> list[Tensor]:
+        """From d(objective)/d(normalised last stream) of several objectives to d(objective)/d(weight of every edge) [groups, n]."""
         assert self.weight is not None
         rows = [self.cpu.store(self.plan, f"gradients {i}") for i in range(len(grad_finals))]
         results = [grad_final.new_zeros(groups, len(self.weight)) for grad_final in grad_finals]
         for grads in rows:
             grads.flat.zero_()
         for stage in reversed(self.plan.stages):
-            with torch.no_grad():
-                x_full = self._streams(stage.full, stage, False)
-                x_last = self._streams(stage.last, stage, True)
-            x_full.requires_grad_()
-            x_last.requires_grad_()
-            with torch.enable_grad():
-                norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
-                outputs = norm(x_full), norm(x_last)
-                if stage.kind != "logits":
-                    outputs = self._components(stage, *outputs, rules=rules)
+            taped = self._kept.pop(stage.layer) if stage.kind == "mlp" and self.keeps else self._taped(stage)
             for grad_final, grads, result in zip(grad_finals, rows, results, strict=True):
                 of_outputs = (grad_final[:0], grad_final)
                 if stage.kind != "logits":
                     of_outputs = self._slots(stage, grads)
-                some = [(o, g) for o, g in zip(outputs, of_outputs, strict=True) if len(o)]
+                some = [(o, g) for o, g in zip(taped.outputs, of_outputs, strict=True) if len(o)]
                 grad_x = torch.autograd.grad(
                     [o for o, _ in some],
-                    [x_full, x_last],
+                    taped.streams,
                     [g for _, g in some],
                     allow_unused=True,
                     retain_graph=grads is not rows[-1],
                 )
                 self._backward_of_mix(stage, grad_x, grads, against, groups, result)
         return results
+
+    def _taped(self, stage: Stage) -> Taped:
+        """The streams of a stage and what it computes of them, for its derivatives."""
+        with torch.no_grad():
+            streams = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
+        with torch.enable_grad():
+            norm = self.model.normalise if self.rules is None else partial(self.rules.normalise, self.model)
+            x_full, x_last = (norm(x.requires_grad_()) for x in streams)
+            if stage.kind == "logits":
+                return Taped(streams, (x_full, x_last))
+            return Taped(streams, self._components(stage, x_full, x_last, rules=self.rules))
 
     @torch.no_grad()
     def _backward_of_mix(
@@ -250,17 +277,14 @@ class CpuRun:
     def _components(
         self,
         stage: Stage,
-        x_full: Tensor,
-        x_last: Tensor,
-        out_full: Tensor | None = None,
-        out_last: Tensor | None = None,
+        x: tuple[Tensor, Tensor],
+        out: tuple[Tensor, Tensor] | None = None,
         rules: Rules | None = None,
     ) -> tuple[Tensor, Tensor]:
         model, layer, cache = self.model, stage.layer, self.cache
         if stage.kind == "mlp":
-            return mlp_stage(model, layer, cache, x_full, x_last, out_full, out_last, rules)
-        index = self._index[layer]
-        return attention_stage(model, layer, cache, index, x_full, x_last, out_full, out_last, rules)
+            return mlp_stage(model, layer, cache, x, out, rules)
+        return attention_stage(model, layer, cache, self._index[layer], x, out, rules)
 
     def _slots(self, stage: Stage, store: Store) -> tuple[Tensor, Tensor]:
         n_full, n_last = len(stage.heads_full), len(stage.heads_last)
@@ -298,7 +322,7 @@ class CpuRun:
         return x
 
     def _running(self, block: Block, resid: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """A stream that keeps everything needs only what was added since the last one, as in the plain model."""
+        """A stream that keeps everything adds to the previous one, as in the plain model."""
         assert isinstance(block.full_slots, slice)
         end = block.full_slots.stop
         for row in self.store.full[self._n_total : end]:

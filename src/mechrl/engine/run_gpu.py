@@ -1,4 +1,4 @@
-"""Plans run by the fused kernels of a CUDA device, and a few circuits without a plan (`dense.py`)."""
+"""Runs plans with the fused kernels of a CUDA device, and a few circuits without a plan (`dense.py`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GpuBackend:
         self._last_run: tuple[EdgeSet, FusedGradient] | None = None
 
     def rows(self, plan: Plan) -> Tensor:
-        """[rows, N, d] of a plan that computes all of them everywhere."""
+        """[rows, N, d] of a plan that computes every row at all positions."""
         run = FusedRun(self.context, plan)
         run.fill(self.cache.input_difference)
         return run.flat.view(-1, *self.cache.input_difference.shape)
@@ -57,7 +57,7 @@ class GpuBackend:
     def gradients(
         self, edge_set: EdgeSet, values: np.ndarray, objectives: Sequence[Objective], against_full: bool
     ) -> list[list[tuple[Tensor, Tensor]]]:
-        """Per objective, chunk by chunk of circuits: values and gradients."""
+        """Values and gradients: a list of chunks for each objective."""
         if not against_full and self.are_few(len(values), gradient=True):
             return [[self._of_few(edge_set, values, objective)] for objective in objectives]
         return [self._gradients(edge_set, values, objective, against_full) for objective in objectives]
@@ -116,16 +116,16 @@ class GpuBackend:
         return [result for _, result in fitting(chunks, of_chunk)]
 
     def gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
-        """Methods that follow the gradient ask for the same edges again and again: the last plan is kept, on the device."""
+        """Gradient methods use the same edges over and over, so the last plan stays on the device."""
         known = self._last_run
         if known is None or known[0] is not edge_set or known[1].plan.n_circuits != n_circuits:
-            self._last_run = None  # let go of the old one first
+            self._last_run = None  # free the old one first
             plan = make_plan(edge_set, np.ones((n_circuits, len(edge_set.edges)), dtype=bool), share=False)
             self._last_run = edge_set, FusedGradient(self.context, plan)
         assert self._last_run is not None
         return self._last_run[1]
 
     def chunks(self, kept: np.ndarray) -> Iterator[slice]:
-        """Consecutive circuits of so many kept edges each, whose rows and streams fit the budget together."""
+        """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
         need = circuit_bytes(self.model.spec, kept, self.cache.n_tokens, self.context.dtype.itemsize)
         return consecutive(need, budget(self.model.device, self._memory), CIRCUITS_PER_CHUNK)

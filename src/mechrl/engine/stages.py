@@ -1,12 +1,13 @@
-"""What the components of one stage compute: from the normalised streams of its jobs to the rows of its nodes.
+"""What the components of a stage compute: from the normalised streams of its jobs to the rows of its nodes.
 
-A row is a difference to the corrupted run. For a head it is (z − z_corr) W_O: the projection is linear, so the corrupted output
-itself is never needed. With gradients enabled nothing is written in place; without, results go straight into the store. With `rules`
-the values are the same and the derivatives are theirs.
+A row is a difference from the corrupted run. For a head it is (z − z_corr) W_O; the projection is linear, so the corrupted output is
+never needed. Without gradients, results are written straight into the store; with gradients, nothing is written in place. `rules`
+change derivatives, not values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mechrl.engine.pairs_cache import LayerCache, PairsCache
+from mechrl.engine.pairs_cache import PairsCache
 from mechrl.engine.plan import Heads, Stage
 from mechrl.engine.rules import Rules
 from mechrl.models.base import Model, rotate
 
-Groups = list[tuple[int, int, int]]  # (head, first job, behind the last job)
+Groups = list[tuple[int, int, int]]  # (head, first job, end)
 
 
 @dataclass(frozen=True)
 class HeadIndex:
-    """`Heads` ready for use: what to pick from [corrupted inputs | jobs]."""
+    """`Heads` as indices into [corrupted inputs | jobs]."""
 
     q: Tensor
     k: Tensor
@@ -50,7 +51,7 @@ class AttentionIndex:
     last: HeadIndex | None
 
 
-def attention_index(model: Model, stage: Stage, upload) -> AttentionIndex:
+def attention_index(model: Model, stage: Stage, upload: Callable[[np.ndarray], Tensor]) -> AttentionIndex:
     """`upload` moves an integer array to the device."""
     H, G = model.spec.n_heads, model.spec.n_kv_heads
     receiver = stage.full.receiver
@@ -71,7 +72,7 @@ def attention_index(model: Model, stage: Stage, upload) -> AttentionIndex:
     )
 
 
-def _head_index(heads: Heads, H: int, G: int, upload) -> HeadIndex | None:
+def _head_index(heads: Heads, H: int, G: int, upload: Callable[[np.ndarray], Tensor]) -> HeadIndex | None:
     if not len(heads):
         return None
     kv = heads.head // (H // G)
@@ -93,7 +94,7 @@ def _groups(head: np.ndarray) -> Groups:
 def project(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor | None = None
 ) -> Tensor:
-    """x [J, tokens, a] through each job's own head weight [heads, a, b]: [J, tokens, b]; `out` receives it if given."""
+    """x [J, tokens, a] times the weight [heads, a, b] of each job's head: [J, tokens, b], in `out` if given."""
     J, tokens, _ = x.shape
     b = weight.shape[2]
     if not torch.is_grad_enabled():
@@ -117,13 +118,16 @@ def attention_stage(
     layer: int,
     cache: PairsCache,
     index: AttentionIndex,
-    x_full: Tensor,
-    x_last: Tensor,
-    out_full: Tensor | None = None,
-    out_last: Tensor | None = None,
+    x: tuple[Tensor, Tensor],
+    out: tuple[Tensor, Tensor] | None = None,
     rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d]."""
+    """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d].
+
+    `x` are the streams of both pools, `out` receives the rows if given.
+    """
+    x_full, x_last = x
+    out_full, out_last = out or (None, None)
     weights, corrupted = model.attention[layer], cache.layers[layer]
     n_q, n_qk = index.n_q, index.n_q + index.n_k
     q_full = rotate(project(x_full[:n_q], weights.W_q, weights.b_q, index.q_full), cache.token_rotary)
@@ -147,65 +151,50 @@ def attention_stage(
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
-        rows_last = _last_heads(
-            model, layer, cache, corrupted, index, index.last, q_full, x_last, k_all, v_all, out_last, rules
-        )
+        # a q input may be computed here, or at all positions because another head needs it there
+        q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
+        pairs = torch.arange(cache.n_pairs, device=x_last.device)
+        q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
+        of_heads = q_all[index.last.q][:, :, None], k_all[index.last.k], v_all[index.last.v]
+        z = _attend_last(of_heads, cache, weights.scale, rules)
+        z = z - corrupted.z[:, cache.last_token][index.last.head]
+        rows_last = project(z, weights.W_o, None, index.last.groups, out_last)
     return rows_full, rows_last
 
 
-def _last_heads(
-    model: Model,
-    layer: int,
-    cache: PairsCache,
-    corrupted: LayerCache,
-    index: AttentionIndex,
-    heads: HeadIndex,
-    q_full: Tensor,
-    x_last: Tensor,
-    k_all: Tensor,
-    v_all: Tensor,
-    out: Tensor | None,
-    rules: Rules | None,
+def _attend_last(
+    of_heads: tuple[Tensor, Tensor, Tensor], cache: PairsCache, scale: float, rules: Rules | None
 ) -> Tensor:
-    """One query per pair. A q input may be computed here, or at all positions because another head needs it there."""
-    weights = model.attention[layer]
-    pairs = torch.arange(cache.n_pairs, device=x_last.device)
-    q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
-    q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
-    visible = torch.arange(cache.n_positions, device=x_last.device) <= cache.last_position[:, None]  # [B, T]
-    of_heads = q_all[heads.q][:, :, None], k_all[heads.k], v_all[heads.v]
-    if rules is None:
-        z = scaled_dot_product_attention(*of_heads, attn_mask=visible[:, None], scale=weights.scale)[:, :, 0]
-    else:
-        z = rules.attend(*of_heads, visible[:, None], weights.scale)[:, :, 0]
-    return project(z - corrupted.z[:, cache.last_token][heads.head], weights.W_o, None, heads.groups, out)
+    """[.., B, e] with one query per pair, at its prediction position."""
+    visible = torch.arange(cache.n_positions, device=of_heads[0].device) <= cache.last_position[:, None]
+    if rules is not None:
+        return rules.attend(*of_heads, visible[:, None], scale)[:, :, 0]
+    return scaled_dot_product_attention(*of_heads, attn_mask=visible[:, None], scale=scale)[:, :, 0]
 
 
 def mlp_stage(
     model: Model,
     layer: int,
     cache: PairsCache,
-    x_full: Tensor,
-    x_last: Tensor,
-    out_full: Tensor | None = None,
-    out_last: Tensor | None = None,
+    x: tuple[Tensor, Tensor],
+    out: tuple[Tensor, Tensor] | None = None,
     rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the MLP, one a job."""
+    """Rows of the MLP, one per job."""
     corrupted, mlp = cache.layers[layer], model.mlp[layer]
+    at = corrupted.mlp, corrupted.last.mlp
     if rules is not None:
-        return rules.mlp(mlp, x_full) - corrupted.mlp, rules.mlp(mlp, x_last) - corrupted.last.mlp
-    if out_full is None or out_last is None:
-        return mlp(x_full) - corrupted.mlp, mlp(x_last) - corrupted.last.mlp
-    if len(x_full):
-        torch.sub(mlp(x_full), corrupted.mlp, out=out_full)
-    if len(x_last):
-        torch.sub(mlp(x_last), corrupted.last.mlp, out=out_last)
-    return out_full, out_last
+        return rules.mlp(mlp, x[0]) - at[0], rules.mlp(mlp, x[1]) - at[1]
+    if out is None:
+        return mlp(x[0]) - at[0], mlp(x[1]) - at[1]
+    for stream, corrupt, rows in zip(x, at, out, strict=True):
+        if len(stream):
+            torch.sub(mlp(stream), corrupt, out=rows)
+    return out
 
 
 def _padded(x: Tensor, corrupted: Tensor, head: Tensor, cache: PairsCache) -> Tensor:
-    """Active tokens [J, N, e] laid into [J, B, T, e]; the other positions are the corrupted run's."""
+    """Scatters active tokens [J, N, e] into [J, B, T, e]; other positions are those of the corrupted run."""
     shape = (len(x), cache.n_pairs, cache.n_positions, x.shape[-1])
     if cache.all_active or not len(x):
         return x.view(shape)

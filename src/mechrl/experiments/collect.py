@@ -10,7 +10,8 @@ from mechrl.agents.planner import records
 from mechrl.agents.planner.collect import CollectSettings, walk
 from mechrl.agents.planner.network import EditModel, load_model
 from mechrl.behaviours import get_behaviour
-from mechrl.experiments.work import Cell, Workspace, check_stop, stopping, tell
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import check_stop, stopping, tell
 from mechrl.files.saving import patiently
 from mechrl.models.base import Model
 

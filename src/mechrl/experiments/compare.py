@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
-from mechrl.experiments.work import Cell, Workspace
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.ranges import check_seed
 from mechrl.stats import Spread
 
@@ -87,7 +87,7 @@ class Agent:
     @property
     def takes_back(self) -> bool:
         """Cuts that leave f below its target."""
-        return self.reward.get("take_back", False)
+        return bool(self.reward.get("take_back", False))
 
     def meets(self, tau: float) -> bool:
         """Whether its candidates are made to reach τ + δ. Its own target, c − δ but at most τ, then is τ."""

@@ -15,10 +15,11 @@ import typer
 
 from mechrl.behaviours import behaviours
 from mechrl.errors import MechRLError
-from mechrl.experiments import jobs, work
+from mechrl.experiments import executor, jobs
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, read_agent
+from mechrl.experiments.executor import CellProgress
 from mechrl.experiments.ray_cluster import RayExecutor, connect, gpus
-from mechrl.experiments.work import Cell, CellProgress, Workspace
 from mechrl.files import write_atomically
 from mechrl.messages import say
 from mechrl.report.tables import Table, dumps
@@ -106,7 +107,9 @@ class Experiment:
     def run(self, cells: list[Cell]) -> bool:
         """True: all of them are done, or failed."""
         left = None if self.until is None else max(0.0, self.until - time.monotonic())
-        return work.run(cells, self.workspace, left, self.stopped, _Lines(self.workspace).show, self.executor)
+        return executor.run(
+            cells, self.workspace, left, self.stopped, _Lines(self.workspace).show, self.executor
+        )
 
     def need(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell without which nothing goes on."""
@@ -118,7 +121,8 @@ class Experiment:
         if known is None:
             self.leave(False)
             raise AssertionError
-        return known["result"]
+        result: dict[str, Any] = known["result"]
+        return result
 
     def gate(self, names: str, force: bool = False) -> GateResult:
         """The chosen behaviours that the model exhibits. Named ones must all be, unless forced."""

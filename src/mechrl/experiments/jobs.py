@@ -28,18 +28,20 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
-from mechrl.experiments.work import Cell, Stopped, Workspace, stopping, tell
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.worker import Stopped, stopping, tell
 from mechrl.files import write_atomically
 from mechrl.files.saving import Saving
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.rl.env import RewardSettings, Task, make_task
 from mechrl.rl.journal import Journal
+from mechrl.rl.log import METRICS
 from mechrl.rl.policy import Policy, PolicyConfig
 from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
 from mechrl.rl.tasks import TaskSettings, task_of
-from mechrl.rl.train import CHECKPOINT, METRICS, Run, describe, file_checksum
+from mechrl.rl.train import CHECKPOINT, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.session import SearchSettings, prepare
 from mechrl.validity.beyond import beyond, curves
@@ -78,7 +80,8 @@ def do(resources: Resources, cell: Cell) -> dict[str, Any]:
     ]
     arguments = {key: value for key, value in cell.arguments.items() if key not in ("model", "checksum")}
     try:
-        return job(resources, cell, **arguments) | {"device": resources.device_name}
+        result: dict[str, Any] = job(resources, cell, **arguments)
+        return result | {"device": resources.device_name}
     except Interrupted:
         raise Stopped from None
     except torch.cuda.OutOfMemoryError:

@@ -6,6 +6,8 @@ ceilings, ACDC's sweep and the greedy curves the results stored with its publish
 
 from __future__ import annotations
 
+from typing import Any
+
 # c_i of the behaviours' table: one value, or the range over a family's variants
 CEILING: dict[str, float | tuple[float, float]] = {
     "ioi": (0.93, 0.99),
@@ -49,7 +51,7 @@ CEILING_KL: dict[str, float] = {
 }
 
 # (f, |C|) zero-shot and warm, f of the controls, (recovered, known) components
-TRANSFER: dict[str, dict] = {
+TRANSFER: dict[str, dict[str, Any]] = {
     "gendered-pronoun": {
         "zero_shot": (0.997, 628),
         "warm": (0.995, 390),
@@ -102,7 +104,7 @@ TRANSFER: dict[str, dict] = {
 }
 
 # ACDC and policy: (|C|, f, passes); EAP-IG greedy by logit difference and by KL: (|C|, f)
-COMPARISON: dict[str, dict[str, tuple]] = {
+COMPARISON: dict[str, dict[str, tuple[Any, ...]]] = {
     "ioi": {
         "acdc": (211, 0.9, 11918),
         "greedy_ld": (1000, 0.91),
@@ -168,7 +170,7 @@ COMPARISON: dict[str, dict[str, tuple]] = {
 ACDC_THRESHOLDS: tuple[float, ...] = (0.001, 0.003, 0.01)
 
 # (|C|, f, passes) at each threshold
-ACDC: dict[str, tuple] = {
+ACDC: dict[str, tuple[tuple[int, float, int], ...]] = {
     "ioi": ((561, 0.979, 16886), (359, 0.956, 15428), (211, 0.9, 11918)),
     "greater-than": ((147, 0.97, 6866), (84, 0.942, 4383), (52, 0.849, 2886)),
     "docstring": ((502, 0.936, 19940), (242, 0.866, 14912), (95, 0.681, 8323)),

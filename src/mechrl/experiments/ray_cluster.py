@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mechrl.errors import MechRLError
-from mechrl.experiments import work
-from mechrl.experiments.work import Cell, CellRunner, Worker, Workspace
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.executor import GRACE, Worker
+from mechrl.experiments.worker import CellRunner, ask_to_stop, tell_to
 
 
 def connect(address: str) -> Any:
@@ -53,7 +54,7 @@ def _knock(address: str) -> None:
 
 def gpus(ray: Any) -> float:
     """Of all machines together."""
-    return ray.cluster_resources().get("GPU", 0.0)
+    return float(ray.cluster_resources().get("GPU", 0.0))
 
 
 class _Remote:
@@ -62,7 +63,7 @@ class _Remote:
     def __init__(self, workspace: Workspace, folder: str) -> None:
         os.chdir(folder)  # so that relative paths mean what they meant to the command
         self._line = ""
-        work.tell_to(self._listen)
+        tell_to(self._listen)
         self._runner = CellRunner(workspace)
 
     def _listen(self, line: str) -> None:
@@ -76,7 +77,7 @@ class _Remote:
         return self._line
 
     def stop(self) -> None:
-        work.ask_to_stop()
+        ask_to_stop()
 
 
 @dataclass(eq=False)
@@ -156,6 +157,6 @@ class RayExecutor:
         for worker in workers:
             worker.actor.stop.remote()
         if workers:
-            self.ray.wait([w.doing for w in workers], num_returns=len(workers), timeout=work.GRACE)
+            self.ray.wait([w.doing for w in workers], num_returns=len(workers), timeout=GRACE)
         for worker in workers:
             self.ray.kill(worker.actor)

@@ -16,9 +16,9 @@ from typing import Any
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
 from mechrl.experiments.experiment import Experiment, GateResult
-from mechrl.experiments.work import Cell, Workspace
 from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
 
@@ -241,7 +241,7 @@ class View:
 
     @property
     def is_paper_model(self) -> bool:
-        return self.gated.model["model"].removeprefix("openai-community/") == "gpt2"
+        return str(self.gated.model["model"]).removeprefix("openai-community/") == "gpt2"
 
     @cached_property
     def records(self) -> dict[str, dict[str, Any]]:
@@ -291,7 +291,7 @@ def acdc_best(view: View, behaviour: str, tau: float) -> tuple[float, list[dict[
         return None
 
     def mean(t: float, key: str) -> float:
-        return sum(r[key] for r in sweep[t]) / len(sweep[t])
+        return float(sum(r[key] for r in sweep[t]) / len(sweep[t]))
 
     enough = [t for t in sweep if mean(t, "f") >= tau]
     best = min(enough, key=lambda t: mean(t, "edges")) if enough else max(sweep, key=lambda t: mean(t, "f"))

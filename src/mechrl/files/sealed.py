@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from mechrl.files.reading import MOST, check_regular
 
-_SEAL = "sha256"  # an array like the others: two texts would be written in any order, and one state as different files
+_SEAL = "sha256"  # an array like the others
 
 
 def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
@@ -22,7 +22,17 @@ def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     whole = {
         name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()
     }  # it makes a number an array
-    return save(whole | {_SEAL: _checksum(whole, texts)}, dict(texts))
+    return _in_order(save(whole | {_SEAL: _checksum(whole, texts)}, dict(texts)))
+
+
+def _in_order(file: bytes) -> bytes:
+    """The same file with its texts sorted: safetensors writes them in any order, but the same content must be the same file."""
+    start = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:start])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    ordered += b" " * (-len(ordered) % 8)
+    return len(ordered).to_bytes(8, "little") + ordered + file[start:]
 
 
 def read_sealed(path: Path, needed: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:

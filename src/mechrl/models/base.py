@@ -1,16 +1,16 @@
 """A language model as components: what each node computes from its own copy of the residual stream.
 
-Two things are the same for every architecture here and are done once, in this file. Norm gains and shifts are folded into the
-weights that read the normalised stream, W(γ·x̂ + β) + b = (Wγ)x̂ + (Wβ + b), so a norm is parameter-free and may be shared by
-all receivers of a layer. And q, k, v and the output projection are kept head by head, because a head is a node.
+Two things are done here for every architecture. Norm gains and shifts are folded into the weights that read the normalised stream,
+W(γ·x̂ + β) + b = (Wγ)x̂ + (Wβ + b): norms then have no parameters, and all receivers of a layer can share one. And q, k, v and the
+output projection are stored per head, because a head is a node.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a model; everything the graph and the engine need to know about it."""
+    """The shape of a model: all that the graph and the engine need to know."""
 
     architecture: Literal["gpt2", "llama"]
     n_layers: int
@@ -46,7 +46,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's heads. Readers carry the folded norm. H heads, G KV heads, d model width, e head width."""
+    """One layer's heads: H heads, G KV heads, model width d, head width e. The norm is folded into q, k and v."""
 
     W_q: Tensor  # [H, d, e]
     W_k: Tensor  # [G, d, e]
@@ -61,7 +61,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """One layer's MLP with the norm folded in. `W_gate` is None for a plain (ungated) MLP."""
+    """One layer's MLP, the norm folded in. `W_gate` is None if the MLP has no gate."""
 
     W_in: Tensor  # [d, m]
     b_in: Tensor  # [m]
@@ -72,7 +72,7 @@ class MLP:
     activation: str
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The MLP's output, bias included, from the normalised stream [..., d]; in `out` [n, d] if given (it may be x itself)."""
+        """The output, bias included, for the normalised stream [..., d]. Written to `out` [n, d] if given, which may be x itself."""
         flat = x.reshape(-1, x.shape[-1])
         hidden = torch.addmm(self.b_in, flat, self.W_in)
         if self.W_gate is None or self.b_gate is None:
@@ -85,7 +85,7 @@ class MLP:
         return _ACTIVATIONS[self.activation](hidden)
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu": torch.nn.functional.gelu,
@@ -103,10 +103,10 @@ def check_activation(name: str) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """A frozen language model. Use `mechrl.models.load_model` to get one.
+    """A frozen language model, as `load_model` returns it.
 
-    `embedding` is the token embedding (the input node), `position` the learned position embedding (no node; None with rotary
-    positions), `inverse_frequency` the rotary one. The last norm's gain and shift stay explicit: only one position is unembedded.
+    `embedding` is the input node. Positions are learned (`position`) or rotary (`inverse_frequency`) and belong to no node. The last
+    norm is not folded: only one position is unembedded.
     """
 
     name: str
@@ -122,9 +122,8 @@ class Model:
     unembedding: Tensor  # [V, d]
     checksum: str = ""  # sha256 over the weights as loaded
     tokenizer: Tokenizer | None = None
-    commit: str | None = (
-        None  # of the hub's repository, if it came from there: a name or a branch may mean other weights tomorrow
-    )
+    # of the hub's repository, if the model came from there: tomorrow the same name may mean other weights
+    commit: str | None = None
 
     @property
     def graph(self) -> Graph:
@@ -144,7 +143,7 @@ class Model:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """A copy on another device or in another precision."""
 
-        def move(value):
+        def move(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device=device, dtype=dtype)
             if isinstance(value, tuple):
@@ -171,18 +170,18 @@ class Model:
         return x.mul_(mean_square.add_(self.spec.eps).rsqrt_())
 
     def rotary(self, position: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and sin [..., e / 2] of rotary positions; None without them."""
+        """cos and sin [..., e / 2] of rotary positions; None for a model without."""
         if self.inverse_frequency is None:
             return None
         angle = position[..., None].to(self.inverse_frequency.dtype) * self.inverse_frequency
         return angle.cos() * self.rotary_scale, angle.sin() * self.rotary_scale
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        """Rotary positions on q or k [..., e]; `position` broadcasts against x's leading dimensions. Identity without them."""
+        """Applies rotary positions, if the model has them, to q or k [..., e]. `position` broadcasts against x's leading dimensions."""
         return rotate(x, self.rotary(position))
 
     def unembed(self, x: Tensor) -> Tensor:
-        """Logits from the normalised last residual stream."""
+        """Logits for the normalised final residual stream."""
         return torch.nn.functional.linear(x * self.final_gain + self.final_shift, self.unembedding)
 
 
@@ -196,7 +195,7 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
 
 
 def fold(weight: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Folds a norm into the linear map [d, n] that reads it: returns (weight·γ, weight·β + bias)."""
+    """Folds a norm into the linear map [d, n] that reads it: (weight·γ, weight·β + bias)."""
     folded_bias = torch.zeros(weight.shape[1], dtype=weight.dtype) if bias is None else bias
     if shift is not None:
         folded_bias = folded_bias + shift @ weight
@@ -210,7 +209,7 @@ def by_head(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 class Weights:
-    """The tensors of a checkpoint, taken one by one with their shape checked; what is missing or misshapen is named."""
+    """The tensors of a checkpoint, handed out one by one, their shapes checked. An error names the tensor that is missing or misshapen."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
         self._tensors, self._where = tensors, where
@@ -228,7 +227,7 @@ class Weights:
             raise MechRLError(
                 f"{self._where}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {shape}"
             )
-        # half precision is widened before the norms are folded in; a float64 checkpoint stays exact (tests rely on it)
+        # norms are folded in at float32 or better; a float64 checkpoint stays exact, which tests rely on
         return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
     def optional(self, key: str, *shape: int) -> Tensor | None:
@@ -236,7 +235,7 @@ class Weights:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and float32 values, in name order: the same weights give the same sum wherever they came from."""
+    """sha256 over names, shapes and float32 values in name order: the same for the same weights, whatever file they come from."""
     digest = hashlib.sha256()
     for key in sorted(tensors):
         tensor = tensors[key].to(torch.float32).contiguous()

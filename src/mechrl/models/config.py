@@ -1,6 +1,6 @@
-"""What a config.json says of a model's shape. Importing `transformers` to read it would take longer than loading a small model.
+"""Reads a model's shape from config.json, without `transformers`: importing that takes longer than loading a small model.
 
-Fields have the names and the defaults of `transformers`. Sizes have no default: a config that leaves one out says too little.
+Fields have the names and defaults of `transformers`. Sizes have no default; a config that omits one is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def read_config(known: dict[str, Any]) -> Config:
-    """The shape that the contents of a config.json describe; ValueError says what is wrong with them."""
+    """The shape that config.json describes. A ValueError says what is wrong with it."""
     kind = known["model_type"]
     sizes = _GPT2 if kind == "gpt2" else _LLAMA
     missing = [name for name in sizes if known.get(name) is None]
@@ -76,7 +76,7 @@ def read_config(known: dict[str, Any]) -> Config:
 
 
 def rope_parameters(known: dict[str, Any]) -> dict[str, Any]:
-    """How positions are rotated: one table since `transformers` 5, before that `rope_theta` and, for scaled ones, `rope_scaling`."""
+    """The rotary settings: one table since `transformers` 5; before that `rope_theta`, and `rope_scaling` if scaled."""
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"'rope_parameters' must be a table, not {str(rope)!r:.40}")

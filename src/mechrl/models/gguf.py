@@ -1,4 +1,4 @@
-"""Reading a GGUF file: its config, its weights as float32 under Hugging Face's names, and its tokenizer."""
+"""Reads a GGUF file: the config, the weights as float32 under Hugging Face's names, the tokenizer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WHOLE = {
 
 
 def read(path: str | Path) -> tuple[Config, dict[str, Tensor], Tokenizer | None]:
-    """The config, the tensors and the tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
+    """Config, tensors and tokenizer (None if the file has none) of a llama or qwen2 GGUF."""
     from gguf import GGUFReader
 
     check_regular(path)
@@ -46,12 +46,7 @@ def read(path: str | Path) -> tuple[Config, dict[str, Tensor], Tokenizer | None]
         raise MechRLError(f"{path}: no such file") from exc
     except OSError as exc:
         raise MechRLError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
-    except (
-        ValueError,
-        IndexError,
-        KeyError,
-        OverflowError,
-    ) as exc:  # what the reader stumbles over in damaged bytes
+    except (ValueError, IndexError, KeyError, OverflowError) as exc:  # damaged bytes
         raise MechRLError(f"{path}: not a GGUF file, or a truncated one; fetch it again") from exc
     if reader.byte_order != "I":
         raise MechRLError(f"{path}: written for the other byte order; convert it with gguf_convert_endian.py")
@@ -63,24 +58,19 @@ def read(path: str | Path) -> tuple[Config, dict[str, Tensor], Tokenizer | None]
     for tensor in reader.tensors:
         name = _hf_name(path, tensor.name)
         array = _dequantise(path, tensor)
-        if config.model_type == "llama":  # llama.cpp keeps qwen2's rows in their order
+        if config.model_type == "llama":  # llama.cpp leaves qwen2's rows in order
             if name.endswith(("q_proj.weight", "q_proj.bias")):
                 array = _unpermute(array, config.num_attention_heads)
             elif name.endswith(("k_proj.weight", "k_proj.bias")):
                 array = _unpermute(array, config.num_key_value_heads)
-        tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the file is only mapped
+        tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy; the file is mapped
     return config, tensors, _tokenizer(path, meta)
 
 
 def _contents(path: str | Path, field: Any) -> Any:
     try:
         return field.contents()
-    except (
-        ValueError,
-        IndexError,
-        TypeError,
-        KeyError,
-    ) as exc:  # text that is no UTF-8, or a field that is none
+    except (ValueError, IndexError, TypeError, KeyError) as exc:  # not UTF-8, or not a field
         raise MechRLError(
             f"{path}: GGUF field {field.name!r:.60} is damaged ({exc}); fetch it again"
         ) from exc
@@ -157,15 +147,15 @@ def _dequantise(path: str | Path, tensor: Any) -> np.ndarray:
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring pairs and reorders each head's rows of q and k to suit; we rotate halves."""
+    """Undoes llama.cpp's order of each head's rows of q and k: it rotates neighbouring pairs, we rotate halves."""
     if array.shape[0] % (2 * heads):
-        return array  # the shape is wrong, which whoever builds the model says better
+        return array  # the wrong shape; building the model reports it better
     return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 # ---- the tokenizer --------------------------------------------------------------------------------------------------
 
-# Qwen2's and Llama 3's words; they differ in how many digits go together
+# how Qwen2 and Llama 3 split text into words; they differ in how many digits stay together
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -175,7 +165,7 @@ _WORDS = (
 def byte_level_bpe(
     where: str | Path, pre: str, vocab: dict[str, int], merges: list[str], added: list[AddedToken]
 ) -> Backend:
-    """A byte-level BPE tokenizer; `pre` says how text is split into words first, by GGUF's names for that."""
+    """A byte-level BPE tokenizer. `pre` is GGUF's name for how text is first split into words."""
 
     def split(digits: str) -> pre_tokenizers.PreTokenizer:
         words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
@@ -197,9 +187,9 @@ def byte_level_bpe(
     try:
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         check_merges(vocab, pairs)
-        # Llama 3 takes a word that is in the vocabulary as it is, whether or not its merges lead there
+        # Llama 3 takes a word of the vocabulary whole, whether or not merges lead there
         bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
-    except Exception as exc:  # the library has no narrower class for merges that do not fit the vocabulary
+    except Exception as exc:  # the library raises nothing narrower
         raise MechRLError(
             f"{where}: the tokenizer's tokens and merges do not fit together; fetch it again"
         ) from exc
@@ -213,11 +203,11 @@ def byte_level_bpe(
 
 
 def check_merges(vocab: Any, pairs: list[tuple[str, str]]) -> None:
-    """Refuses what would bring the library down, which prints more than a line then: tokens that lack a part or their whole."""
+    """Refuses what would crash the library: merges of tokens, or into tokens, that the vocabulary lacks."""
     if not all(left in vocab and right in vocab and left + right in vocab for left, right in pairs):
         raise ValueError("a merge of tokens that are not in the vocabulary")
     if not all(isinstance(token, str) and type(i) is int and 0 <= i < 2**32 for token, i in vocab.items()):
-        raise ValueError("an id that is none")
+        raise ValueError("an id that is not one")
 
 
 def _tokenizer(path: str | Path, meta: dict[str, Any]) -> Tokenizer | None:

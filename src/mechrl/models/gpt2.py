@@ -14,8 +14,8 @@ from mechrl.models.base import MLP, Attention, Model, Spec, Weights, by_head, ch
 def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Model:
     """Builds the model from its config (ours or a `transformers` one) and the tensors of its checkpoint.
 
-    Saved models prefix their keys with `transformer.`; the hub's original file does not, and carries `attn.bias`
-    buffers (the causal mask), which are ignored.
+    Saved models prefix their keys with `transformer.`. The hub's original file does not; it has `attn.bias` buffers (the causal mask)
+    instead, which are ignored.
     """
     tensors = {
         key.removeprefix("transformer."): value

@@ -25,7 +25,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     )
     e = getattr(config, "head_dim", None) or d // H
     m, V = config.intermediate_size, config.vocab_size
-    # sliding-window attention is plain attention for prompts no longer than the window
+    # within the window, sliding-window attention is plain attention
     longest = config.max_position_embeddings
     n_ctx = min(longest, getattr(config, "sliding_window", None) or longest)
     spec = Spec("llama", config.num_hidden_layers, H, G, d, e, m, V, n_ctx, "rms", config.rms_norm_eps)
@@ -48,15 +48,7 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
             Attention(W_q, W_k, W_v, b_q, b_k, b_v, W_o, torch.zeros(d) if b_o is None else b_o, e**-0.5)
         )
 
-        gain = w.get(p + "post_attention_layernorm.weight", d)
-        W, b = w.get(p + "mlp.up_proj.weight", m, d), w.optional(p + "mlp.up_proj.bias", m)
-        W_in, b_in = fold(W.T, b, gain, None)
-        W, b = w.get(p + "mlp.gate_proj.weight", m, d), w.optional(p + "mlp.gate_proj.bias", m)
-        W_gate, b_gate = fold(W.T, b, gain, None)
-        b_out = w.optional(p + "mlp.down_proj.bias", d)
-        W_out = w.get(p + "mlp.down_proj.weight", d, m).T.contiguous()
-        b_out = torch.zeros(d) if b_out is None else b_out
-        mlps.append(MLP(W_in, b_in, W_gate, b_gate, W_out, b_out, check_activation(config.hidden_act)))
+        mlps.append(_mlp(w, p, spec, check_activation(config.hidden_act)))
 
     inverse_frequency, rotary_scale = rotary(config)
     embedding = w.get("embed_tokens.weight", V, d)
@@ -77,8 +69,20 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     )
 
 
+def _mlp(w: Weights, prefix: str, spec: Spec, activation: str) -> MLP:
+    d, m = spec.d_model, spec.d_mlp
+    gain = w.get(prefix + "post_attention_layernorm.weight", d)
+    W, b = w.get(prefix + "mlp.up_proj.weight", m, d), w.optional(prefix + "mlp.up_proj.bias", m)
+    W_in, b_in = fold(W.T, b, gain, None)
+    W, b = w.get(prefix + "mlp.gate_proj.weight", m, d), w.optional(prefix + "mlp.gate_proj.bias", m)
+    W_gate, b_gate = fold(W.T, b, gain, None)
+    b_out = w.optional(prefix + "mlp.down_proj.bias", d)
+    W_out = w.get(prefix + "mlp.down_proj.weight", d, m).T.contiguous()
+    return MLP(W_in, b_in, W_gate, b_gate, W_out, torch.zeros(d) if b_out is None else b_out, activation)
+
+
 def rotary(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies [e / 2], θ^(−2i/e), and the factor on cos and sin; scaled ones as `transformers` computes them."""
+    """Inverse frequencies θ^(−2i/e) [e / 2], and the factor on cos and sin. Scaled ones are computed by `transformers`."""
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         e = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -88,13 +92,13 @@ def rotary(config: Any) -> tuple[Tensor, float]:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     if rope["rope_type"] not in ROPE_INIT_FUNCTIONS:
-        raise MechRLError(f"rotary positions of the kind {rope['rope_type']!r} are not supported")
+        raise MechRLError(f"rotary positions of type {rope['rope_type']!r} are not supported")
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     try:
         known: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         whole = LlamaConfig(**known, rope_parameters=dict(rope))
         embedding = LlamaRotaryEmbedding(whole)
-    except Exception as exc:  # there is nothing that a bad value in it cannot raise
+    except Exception as exc:  # a bad value may raise anything
         raise ValueError(f"rotary positions: {exc}") from exc
     if embedding.rope_type == "dynamic":
         raise MechRLError("dynamic rotary scaling is not supported: it depends on the prompt's length")

@@ -54,9 +54,10 @@ def load_model(
 ) -> Model:
     """Loads a language model.
 
-    `name` is `toy` (the embedded model), `smollm2` (fetched once), a directory in Hugging Face layout, a `.gguf` file
-    or a hub id such as `gpt2`. `device` may be "auto": CUDA where there is one. `revision` is a hub id's branch, tag or
-    commit. `bos`: whether prompts open with a first token; `auto` is the model's own convention.
+    name: `toy` (comes with MechRL), `smollm2` (fetched once), a hub id such as `gpt2`, a directory in Hugging Face layout, a `.gguf` file.
+    device: "auto" is CUDA if there is a device.
+    revision: a hub id's branch, tag or commit.
+    bos: whether prompts open with a first token; "auto" is the model's own convention.
     """
     name, device, commit = check_model(str(name)), resolve_device(device), None
     local = _path(name)
@@ -76,9 +77,7 @@ def load_model(
         commit = None if folder == local else _commit(folder)
         config, tensors, tokenizer = _directory(folder)
 
-    if (
-        dtype == torch.float64
-    ):  # widened first, so that the folding of the norms into the weights is exact too
+    if dtype == torch.float64:  # widen first, so that norms are folded in exactly, too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model = _build(name, config, tensors)
     return replace(model, tokenizer=tokenizer and tokenizer.opened(bos), commit=commit).to(device, dtype)
@@ -87,14 +86,7 @@ def load_model(
 def _build(name: str, config: Config, tensors: dict[str, Tensor]) -> Model:
     try:
         return _BUILDERS[config.model_type](name, config, tensors)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-    ) as exc:  # sizes and kinds that contradict
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as exc:
         if "memory" in str(exc):
             raise
         raise MechRLError(
@@ -103,7 +95,7 @@ def _build(name: str, config: Config, tensors: dict[str, Tensor]) -> Model:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The models with a name of their own; any other hub id, directory or .gguf file loads as well."""
+    """The models that have a name. Any other hub id, directory or .gguf file loads as well."""
     from huggingface_hub import try_to_load_from_cache
 
     from mechrl.models import smollm2
@@ -112,12 +104,12 @@ def catalogue() -> list[dict[str, Any]]:
         dict(
             name="toy",
             cached=(_TOY / "config.json").is_file(),
-            what="a small GPT-2 in the package that shows every behaviour",
+            what="a small GPT-2 that comes with MechRL and exhibits every behaviour",
         ),
         dict(
             name="smollm2",
             cached=smollm2.cached(),
-            what="SmolLM2-135M-Instruct, 4-bit rounded; fetched once (93 MB)",
+            what="SmolLM2-135M-Instruct, rounded to 4 bits; fetched once (93 MB)",
         ),
     ]
     for name, shape in GPT2.items():
@@ -133,7 +125,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """`auto` is CUDA where there is one; a device that is not there is refused."""
+    """`auto` is CUDA if there is a device. Refuses devices that are not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -150,9 +142,9 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def _path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
-        path.is_dir()  # asks the system, which has its own idea of what may be a path
+        path.is_dir()  # the system decides what may be a path
         return path
-    except (RuntimeError, OSError) as exc:  # no such user's home, a name that is too long
+    except (RuntimeError, OSError) as exc:  # the home of an unknown user, a name that is too long
         raise MechRLError(
             f"{name[:80]}: not a path ({_line(exc)}); give a directory, a .gguf file, a hub id, smollm2 or toy"
         ) from exc
@@ -166,7 +158,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
         )
     if Path(name).is_file():
         raise MechRLError(
-            f"{name}: a file, but no .gguf one; give a directory, a .gguf file, a hub id, smollm2 or toy"
+            f"{name}: not a .gguf file; give a directory, a .gguf file, a hub id, smollm2 or toy"
         )
 
     repo = f"openai-community/{name}" if name in GPT2 else name
@@ -174,7 +166,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
 
 
 def _commit(snapshot: Path) -> str | None:
-    """The commit that a branch or a tag was resolved to: the hub's cache has a folder for each."""
+    """The commit that a branch or tag stood for: the hub's cache has a folder for each."""
     return snapshot.name if re.fullmatch(r"[0-9a-f]{40}", snapshot.name) else None
 
 
@@ -206,11 +198,11 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
         if not isinstance(weight_map, dict) or not all(
             Path(str(shard)).name == shard for shard in weight_map.values()
         ):
-            raise MechRLError(f"{index}: holds no map from weights to files beside it; fetch it again")
+            raise MechRLError(f"{index}: has no map from weights to files beside it; fetch it again")
         shards = sorted(set(weight_map.values()))
     else:
         pickle = any(directory.glob("pytorch_model*.bin"))
-        why = " (pytorch_model.bin is a pickle, which may run any code when opened)" if pickle else ""
+        why = " (pytorch_model.bin is a pickle, which may run code when opened)" if pickle else ""
         raise MechRLError(
             f"{directory}: no model.safetensors{why}; save the model with save_pretrained, which writes it"
         )
@@ -238,14 +230,12 @@ def _tokenizer(directory: Path, config: Config) -> Tokenizer | None:
             text = _text(whole)
             _check_tokenizer(parse_json(text))
             backend = Backend.from_str(text)
-        except (
-            Exception
-        ) as exc:  # the tokenizers library has no narrower class for a file that it cannot read
+        except Exception as exc:  # the tokenizers library raises nothing narrower
             raise MechRLError(f"{whole}: not a tokenizer ({_line(exc)}); fetch it again") from exc
         backend.no_truncation()
         backend.no_padding()
     elif vocab.is_file() and merges.is_file():
-        # without tokenizer.json the splitting into words is written nowhere; these two architectures have one each
+        # only tokenizer.json says how text is split into words; without it, the architecture decides
         pre = {"gpt2": "gpt-2", "qwen2": "qwen2"}.get(config.model_type)
         if pre is None:
             raise MechRLError(f"{directory}: no tokenizer.json; the tokenizer's save_pretrained writes it")
@@ -268,14 +258,14 @@ def _tokenizer(directory: Path, config: Config) -> Tokenizer | None:
         if opener is not None and not (type(opener) is int and 0 <= opener < backend.get_vocab_size()):
             raise ValueError(f"bos_token is {str(opener)[:40]!r}")
         return tokenizer
-    except ValueError as exc:  # half of a character is one as well
+    except ValueError as exc:  # also half a character
         raise MechRLError(
             f"{directory}: no token opens a prompt ({_line(exc)}); correct bos_token or fetch it again"
         ) from exc
 
 
 def _check_tokenizer(known: Any) -> None:
-    """What of a tokenizer.json would bring the library down."""
+    """Refuses a tokenizer.json that would crash the library."""
     model = known.get("model") if isinstance(known, dict) else None
     if isinstance(model, dict) and model.get("merges"):
         merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -290,7 +280,7 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as exc:
         raise MechRLError(f"{path}: not valid JSON ({exc}); fetch it again") from exc
     if not isinstance(value, dict):
-        raise MechRLError(f"{path}: a JSON object is wanted; fetch it again")
+        raise MechRLError(f"{path}: not a JSON object; fetch it again")
     return value
 
 
@@ -311,14 +301,14 @@ def _line(exc: Exception) -> str:
 
 
 def _random_toy() -> Parts:
-    """A tiny GPT-2 with seeded random weights: stands in for the trained toy model in a tree that does not have it."""
+    """A tiny GPT-2 with seeded random weights, for a tree without the trained toy model."""
     layers, heads, d, vocab, context = 2, 4, 32, 100, 64
     sizes = dict(n_layer=layers, n_head=heads, n_embd=d, vocab_size=vocab, n_positions=context)
     config = read_config(sizes | dict(model_type="gpt2", bos_token_id=0))
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) / shape[0] ** 0.5
+        return torch.randn(shape, generator=generator).div(shape[0] ** 0.5)
 
     def norm(name: str) -> dict[str, Tensor]:
         return {f"{name}.weight": torch.ones(d), f"{name}.bias": torch.zeros(d)}

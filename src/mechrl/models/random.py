@@ -1,4 +1,4 @@
-"""A model of any shape with random weights: speed and memory can be measured without a checkpoint."""
+"""Models of any shape with random weights, to measure speed and memory without a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = {
 
 
 def random_model(spec: Spec, name: str = "random", seed: int = 0, device: str = "cpu") -> Model:
-    """Weights are scaled so that what components write stays of the size of the stream. The embedding is tied."""
+    """Weights are scaled so that components write at the scale of the stream. The embedding is tied."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

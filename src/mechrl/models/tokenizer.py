@@ -1,13 +1,13 @@
-"""One small face for every tokenizer: text to ids and back, and the token that opens a prompt.
+"""One interface to every tokenizer: text to ids and back, and the token that opens a prompt (BOS).
 
-Whether a prompt opens with a token is the model's own convention, and getting it wrong is silent: Qwen2 opens with none, and with one
-forced in front of it it fails at what it does without. Asked in this order, the first that says something decides:
+Models differ in whether a prompt opens with a token, and a wrong choice fails silently: Qwen2 wants none, and does worse with one. The
+first of these that says anything decides:
 
 1. `add_bos_token`, in tokenizer_config.json or in the GGUF;
-2. the tokenizer's own post-processor, if it puts a special token in front;
+2. the tokenizer's post-processor, if it prepends a special token;
 3. the family: Qwen2 opens with none;
-4. nobody: <|endoftext|> where the vocabulary has it (GPT-2 and SmolLM2 separate documents with it in pretraining; the <|im_start|>
-   that SmolLM2 declares opens a chat turn), else the declared token. Position 0 is an attention sink, and wants the same token.
+4. the default: <|endoftext|> if the vocabulary has it, else the declared BOS. GPT-2 and SmolLM2 separate documents with <|endoftext|>
+   in pretraining (the <|im_start|> that SmolLM2 declares opens a chat turn), and position 0, an attention sink, wants the same token.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _WITHOUT = ("qwen2",)  # families whose prompts open with no token
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A fast tokenizer without its post-processing: `encode` adds nothing, a prompt's first token is `bos` (None: none)."""
+    """A fast tokenizer without its post-processing: `encode` adds nothing; `prompt` prepends `bos` unless that is None."""
 
     backend: Backend
     bos: int | None
-    opener: int | None = None  # what `bos` is if a prompt opens with a token at all
-    said: str = ""  # who decided whether it does
+    opener: int | None = None  # what `bos` would be if prompts opened with a token
+    said: str = ""  # who decided whether they do
 
     @classmethod
     def of(
         cls, backend: Backend, named: str | int | None, add: object = None, family: str = "", where: str = ""
     ) -> Self:
-        """By the model's convention. `named`: its declared BOS; `add`: its `add_bos_token`, if any; `where` that was said."""
+        """By the model's convention. `named`: its declared BOS; `add`: its `add_bos_token`, if any, found in `where`."""
         declared = backend.token_to_id(named) if isinstance(named, str) else named
         usual = backend.token_to_id(PROMPT_OPENER)
         usual = declared if usual is None else usual
@@ -54,17 +54,17 @@ class Tokenizer:
         return cls(backend, usual, usual, "the model says nothing about it")
 
     def opened(self, choice: str) -> Self:
-        """The same with a first token, without one, or as the model's convention has it (`auto`)."""
+        """The same tokenizer with a first token (`yes`), without one (`no`), or by the model's convention (`auto`)."""
         if choice not in get_args(Bos):
             raise MechRLError(f"unknown --bos {choice!r}; choose auto, yes or no")
         if choice == "auto":
             return self
         if choice == "yes" and self.opener is None:
-            raise MechRLError("the tokenizer has no token that could open a prompt; leave --bos away")
+            raise MechRLError("the tokenizer has no token that could open a prompt; leave out --bos")
         return replace(self, bos=self.opener if choice == "yes" else None, said=f"--bos {choice}")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text, with nothing in front."""
+        """Token ids of the text alone."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
@@ -72,17 +72,17 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a prompt: `bos` where the model wants one, then the text."""
+        """Token ids of a prompt: `bos`, if the model wants one, then the text."""
         return [*([] if self.bos is None else [self.bos]), *self.encode(text)]
 
     @property
     def opening(self) -> str:
-        """The token that opens a prompt, as text; empty if none does."""
+        """The token that opens prompts, as text; empty if none does."""
         return "" if self.bos is None else self.backend.id_to_token(self.bos) or ""
 
     @property
     def opener_text(self) -> str:
-        """The token that could open a prompt, as text; empty if there is none."""
+        """The token that could open prompts, as text; empty if there is none."""
         return "" if self.opener is None else self.backend.id_to_token(self.opener) or ""
 
     def single(self, text: str) -> int | None:
@@ -92,16 +92,14 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Tokens that there are."""
+        """Number of tokens."""
         return self.backend.get_vocab_size()
 
 
 def _put_in_front(backend: Backend) -> int | None:
-    """The special token that the tokenizer's own post-processor puts before a text, if it does."""
+    """The special token that the tokenizer's post-processor prepends, if any."""
     try:
         encoded = backend.encode("a")
-    except (
-        Exception
-    ):  # the library has no narrower class for a vocabulary that has neither the text nor an unknown token
+    except Exception:  # raised as such by the library if the vocabulary has neither "a" nor an unknown token
         return None
     return encoded.ids[0] if encoded.ids and encoded.special_tokens_mask[0] else None

@@ -1,4 +1,4 @@
-"""The figures: drawn once, saved as PNG and SVG, with the numbers in them. Colours are Okabe and Ito's, which all eyes tell apart."""
+"""Figures, saved as PNG and SVG with their numbers. The colours are Okabe and Ito's, safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
     "#D55E00",
     "#CC79A7",
 )
-# behaviours are told apart by colour and marker together: ten of them, and eight colours
+# colour and marker together tell ten behaviours apart
 COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK, "#8C8C8C")
 MARKERS = "osD^vP*Xph"
 GREY = "#6E6E6E"
@@ -34,7 +34,7 @@ class Figure:
     name: str  # of its files
     title: str
     caption: str
-    alt: str  # what it shows, for those who cannot see it
+    alt: str  # text for readers who cannot see it
     data: dict[str, Any]
     svg: bytes
     png: bytes
@@ -64,7 +64,7 @@ def draw(
     size: tuple[float, float],
     paint: Callable[[Canvas], None],
 ) -> Figure:
-    """`paint` draws on an empty canvas of `size` inches."""
+    """Makes a figure: `paint` draws on an empty canvas of `size` inches."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -74,7 +74,7 @@ def draw(
 
     style: Any = {
         "font.size": 9,
-        "font.family": "DejaVu Sans",  # comes with matplotlib: figures look alike everywhere
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look the same everywhere
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -85,7 +85,7 @@ def draw(
         "axes.titlelocation": "left",
         "legend.frameon": False,
         "legend.fontsize": 8,
-        "svg.hashsalt": name,  # the same figure is the same file
+        "svg.hashsalt": name,  # the same figure gives the same file
         "svg.fonttype": "path",
         "text.parse_math": False,  # a name may hold a dollar sign
     }
@@ -104,7 +104,7 @@ def draw(
 
 
 def dots(ax: Axes, rows: Sequence[str], points: Sequence[Point], xlabel: str, log: bool = False) -> None:
-    """One line per row, the first on top; points of several kinds beside each other, each with its deviation."""
+    """One line per row, the first on top; points with their deviations, side by side by kind."""
     kinds = list(dict.fromkeys((p.label, p.colour, p.marker, p.solid) for p in points))
     height = min(0.16, 0.64 / max(len(kinds), 1))
     for i, (label, colour, marker, solid) in enumerate(kinds):
@@ -141,7 +141,7 @@ def dots(ax: Axes, rows: Sequence[str], points: Sequence[Point], xlabel: str, lo
 
 
 def plain_log(ax: Axes, which: str) -> None:
-    """Ticks of a logarithmic axis as plain numbers (20, 1,000, 1 M), and enough of them on a short one."""
+    """Labels a logarithmic axis with plain numbers (20, 1,000, 1 M), more of them if it is short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = ax.xaxis if which == "x" else ax.yaxis
@@ -153,7 +153,7 @@ def plain_log(ax: Axes, which: str) -> None:
 
 
 def _plain(v: float) -> str:
-    if v >= 1e6:  # or neighbours of so many digits would touch
+    if v >= 1e6:  # longer labels would touch
         return f"{v / 1e6:,.0f} M"
     return f"{v:,.0f}" if v >= 1 else f"{v:g}"
 

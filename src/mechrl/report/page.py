@@ -1,4 +1,4 @@
-"""One HTML page with everything in it: no script, no font, no picture from anywhere else."""
+"""One self-contained HTML page: no script, and no font or picture from elsewhere."""
 
 from __future__ import annotations
 

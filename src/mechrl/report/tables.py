@@ -1,4 +1,4 @@
-"""A table: numbers with their spread, what it shows, and the command that made it. To CSV, JSON, Markdown and text."""
+"""A table of numbers with their spread, its caption and the command that made it. To CSV, JSON, Markdown and text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = str | int | float | bool | Spread | None
 
 @dataclass(frozen=True)
 class Column:
-    """digits: after the point. Numbers stand on the right. group: columns beside each other under one heading."""
+    """digits: after the decimal point. text: aligned left. group: adjacent columns under one heading."""
 
     name: str
     digits: int = 3
@@ -49,7 +49,7 @@ class Table:
         return [f"{c.group}: {c.name}" if c.group else c.name for c in self.columns]
 
     def groups(self) -> list[tuple[str, int]]:
-        """The upper headings and how many columns each spans."""
+        """The upper headings, and how many columns each spans."""
         spans: list[tuple[str, int]] = []
         for column in self.columns:
             if spans and spans[-1][0] == column.group:
@@ -59,7 +59,7 @@ class Table:
         return spans
 
     def to_csv(self) -> str:
-        """Full precision; a spread is three columns."""
+        """In full precision; a spread takes three columns."""
         spread = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.columns))]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")

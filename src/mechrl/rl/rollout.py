@@ -45,7 +45,8 @@ from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Policy, States, Tables
 from mechrl.rl.ppo import PPOConfig
 from mechrl.rl.tasks import HIGHEST_REACH, TaskSettings, aimed, task_of
-from mechrl.search.session import ATTEMPTS, fresh, higher, step_back
+from mechrl.search.fresh_pairs import fresh, higher, step_back
+from mechrl.search.session import ATTEMPTS
 
 Rule = Literal["smallest", "paper"]
 Judge = Literal["discovery", "validation"]

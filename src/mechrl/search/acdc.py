@@ -1,19 +1,28 @@
-"""ACDC: walk down the graph and cut every edge whose loss the circuit does not feel.
+"""ACDC: walks down the graph and cuts every edge that the circuit does not need.
 
-Receivers are visited from the logits to layer 0 (logits; MLP of the last layer; its v, k and q inputs, last head first; the layer
-below), parents from late to early. An edge is removed and the KL measured: if it rose by less than the threshold (signed: a fall
-always counts) the edge stays out and the new KL is the current one, else it is put back. A receiver none of whose nodes has an
-outgoing edge left is dropped with all edges into it, for free. One pass for every tested edge, and one for the KL at the start.
+    kl = KL(M)                                      # one pass; M begins with all candidates
+    for v in receivers, from the logits down:       # logits; MLP of the last layer; its v, k, q, last head first; the layer below
+        if none of v's nodes has an outgoing edge left:
+            cut all edges into v                    # free
+            continue
+        for u in sources that v reads, late to early:
+            cut u → v
+            now = KL(M)                             # one pass
+            if now − kl < threshold:                # signed: a fall always counts
+                kl = now
+            else:
+                put u → v back
 
-Decisions can be guessed: nearly every edge is removed, and those that are not mostly have a high attribution score. So the next B
-tests are measured in one call, each on top of the guessed outcomes of all before it; what comes after the first wrong guess is
-thrown away. The decisions, and the KLs they rest on, are those of the loop that tests one edge at a time. Thrown-away circuits are
-work but no passes of the algorithm: `evaluated` counts all of them.
+That is the whole algorithm. The rest of this file makes it fast. Outcomes can be guessed: nearly every edge goes, and those that stay
+mostly have a high attribution score. So the next tests are measured in one call, each on top of the guessed outcomes of all before it,
+and everything after the first wrong guess is discarded. Decisions and KLs are those of the loop above, and so are the passes charged;
+`evaluated` also counts the discarded circuits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +36,13 @@ from mechrl.search.select import receivers_of
 THRESHOLDS = (0.001, 0.003, 0.01)
 _FEWEST, _MOST = 4, 512  # circuits of one speculative call
 _TESTS_PER_MINIBATCH = 256
-_SEEN = 512  # tests that a guess rests on
+_SEEN = 512  # past tests that guesses are based on
 
 
 def acdc(problem: Problem, state: State | None = None, threshold: float = 0.01) -> State:
-    """ACDC from the candidate set (the whole graph, if all edges are candidates) at one threshold.
+    """ACDC over the candidates (which may be the whole graph) at one threshold.
 
-    `extra` has the KL after every test (`trace`), their number (`tested`) and that of all circuits measured (`evaluated`).
+    `extra` has the KL after every test (`trace`), the number of tests (`tested`) and of circuits measured (`evaluated`).
     """
     return _run(problem, state, threshold, lambda now: now)
 
@@ -41,10 +50,10 @@ def acdc(problem: Problem, state: State | None = None, threshold: float = 0.01) 
 def acdc_sweep(
     problem: Problem, state: State | None = None, thresholds: tuple[float, ...] = THRESHOLDS
 ) -> State:
-    """ACDC at several thresholds: the smallest circuit (pruned) that reaches tau, else the most faithful one.
+    """ACDC at several thresholds: the smallest pruned circuit that reaches tau, else the most faithful one.
 
-    `extra` keeps every threshold's circuit: `mask.T`, `order.T`, `faithfulness.T`, `tested.T`, `evaluated.T`. A finished sweep that
-    is continued, with another tau, only chooses again.
+    `extra` keeps each threshold's circuit: `mask.T`, `order.T`, `faithfulness.T`, `tested.T`, `evaluated.T`. A finished sweep that
+    resumes with another tau only chooses again.
     """
     found = {} if state is None else {key: value for key, value in state.extra.items() if "." in key}
     inner = None if state is None or state.done else state
@@ -52,7 +61,7 @@ def acdc_sweep(
         if f"mask.{threshold}" in found:
             continue
 
-        def dress(now: State, i: int = i, before: dict = dict(found)) -> State:  # noqa: B006 (a snapshot)
+        def dress(now: State, i: int = i, before: dict[str, Any] = dict(found)) -> State:  # noqa: B006 (a snapshot)
             extra = {**now.extra, **before, "progress": (i + now.extra["progress"]) / len(thresholds)}
             return State(now.mask, now.order, now.faithfulness, extra, False, now.note)
 
@@ -85,25 +94,25 @@ def _run(problem: Problem, state: State | None, threshold: float, dress: Callabl
 
 
 class _Walk:
-    """Where ACDC stands. Edges are places among the candidates; because they ascend, the walk simply counts `position` down."""
+    """The state of ACDC. Edges are places among the candidates. These ascend, so the walk simply counts `position` down."""
 
     def __init__(self, problem: Problem, state: State | None) -> None:
         self.problem = problem
         graph, edges = problem.model.graph, problem.candidates
         self.source = graph.edge_source[edges]
         receiver = graph.edge_receiver[edges]
-        self.first = np.searchsorted(receiver, receiver)  # [n] the first place of every place's receiver
+        self.first = np.searchsorted(receiver, receiver)  # [n] first place with the same receiver
         self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[
             :, receiver
-        ]  # [n] sources that every place's receiver feeds
-        # guesses: an edge of at least `cut` stays. They cost or save work, but change no decision, so they are not saved
+        ]  # [n] sources that the receiver feeds
+        # the guess: an edge of at least `cut` stays. It decides nothing but speed, so it is not saved
         self.strength = np.zeros(len(edges)) if problem.scores is None else np.abs(problem.scores[edges])
         self.cut, self.seen = np.inf, (np.zeros(0), np.zeros(0, dtype=bool))
         self.prefix: tuple[Engine, Prefix] | None = None  # the circuit at the start
         self.stage, self.columns = (
             -1,
             np.zeros(0, dtype=np.int64),
-        )  # places that the engine is told of, from this stage up
+        )  # places that calls cover, from this stage up
         if state is None:
             self.alive = np.ones(len(edges), dtype=bool)
             self.order: list[int] = []
@@ -138,9 +147,7 @@ class _Walk:
     def step(self, threshold: float) -> None:
         """One speculative call: decides as many edges as it can."""
         limit = self.batch
-        if (
-            self.problem.minibatch is not None
-        ):  # a change of minibatch ends the call, wherever speculation stands
+        if self.problem.minibatch is not None:  # a call ends with its minibatch
             limit = min(limit, _TESTS_PER_MINIBATCH - self.tested % _TESTS_PER_MINIBATCH)
         places, stays = self._upcoming(limit)
         if not len(places):
@@ -149,13 +156,13 @@ class _Walk:
         engine = self._engine()
         with engine.ledger.free():  # charged below
             kl = self._measure(engine, places, stays)
-        # the KL that each test starts from: that of the last removal guessed before it
+        # each test starts from the KL of the last removal that was guessed before it
         removal = np.where(stays, -1, np.arange(len(places)))
         base = np.append(self.kl, kl)[np.append(-1, np.maximum.accumulate(removal)[:-1]) + 1]
         refused = ~(kl - base < threshold)
         wrong = refused != stays
         n_tested = int(wrong.argmax()) + 1 if wrong.any() else len(places)
-        # the algorithm's tests, not all that were measured
+        # charge the algorithm's tests, not all that was measured
         engine.ledger.charge(n_tested * engine.n_pairs / PAIRS_PER_PASS)
         self.evaluated += len(places)
         self.trace[self.tested : self.tested + n_tested] = kl[:n_tested]
@@ -163,7 +170,7 @@ class _Walk:
         for place, stay, now in zip(
             places[:n_tested].tolist(), refused[:n_tested].tolist(), kl[:n_tested].tolist(), strict=True
         ):
-            self._pass_by(place + 1)  # what lies between was dropped with its receiver
+            self._pass_by(place + 1)  # places between were dropped with their receiver
             if stay:
                 self.position = place
             else:
@@ -171,7 +178,7 @@ class _Walk:
                 self.kl = now
         self._learn(places[:n_tested], refused[:n_tested])
         if n_tested < len(places):
-            # towards the runs seen; on a GPU twice as far, because half-empty calls cost it as much as full ones
+            # follow the length of runs; on a GPU overshoot, because half-empty calls cost as much as full ones
             eager = 2 if engine.model.device.type == "cuda" else 1
             self.batch = max(_FEWEST, (self.batch + eager * n_tested) // 2)
         else:
@@ -182,7 +189,8 @@ class _Walk:
     def _upcoming(self, limit: int) -> tuple[np.ndarray, np.ndarray]:
         """The next places to test, at most `limit`, and which of them are guessed to stay.
 
-        Places of receivers that will be dropped by then, if the guesses are right, are left out."""
+        Skips receivers that will have been dropped by then if the guesses are right.
+        """
         out, position, tested, n = self.out.copy(), self.position, [np.zeros(0, dtype=np.int64)], 0
         while position > 0 and n < limit:
             first = int(self.first[position - 1])
@@ -198,20 +206,20 @@ class _Walk:
         return places, self.strength[places] >= self.cut
 
     def _learn(self, places: np.ndarray, refused: np.ndarray) -> None:
-        """Sets the score from which on an edge is guessed to stay: the one that errs least on the last tests."""
+        """Sets `cut`, the score from which an edge is guessed to stay, to what would have erred least on past tests."""
         self.seen = (
             np.append(self.seen[0], self.strength[places])[-_SEEN:],
             np.append(self.seen[1], refused)[-_SEEN:],
         )
         order = np.argsort(-self.seen[0], kind="stable")
         strength, stayed = self.seen[0][order], self.seen[1][order]
-        # guessing that the i strongest stay errs on the removed among them and on the refused among the others
+        # if the i strongest are guessed to stay, errors are the removed among them and the kept among the others
         errors = np.append(0, np.cumsum(~stayed)) + np.append(np.cumsum(stayed[::-1])[::-1], 0)
         best = int(errors.argmin())
         self.cut = np.inf if best == 0 else float(strength[best - 1])
 
     def _pass_by(self, place: int) -> None:
-        """Removes everything from the position down to `place`, tested or dropped with its receiver."""
+        """Removes all places from the position down to `place`."""
         gone = np.arange(self.position - 1, place - 1, -1)
         self.alive[gone] = False
         self.out -= np.bincount(self.source[gone], minlength=len(self.out))
@@ -224,15 +232,15 @@ class _Walk:
         return self.problem.draw(self.tested // _TESTS_PER_MINIBATCH)
 
     def _measure(self, engine: Engine, places: np.ndarray, stays: np.ndarray) -> np.ndarray:
-        """[len(places)] the KL after removing each of `places` and, of those before it, all that are not guessed to stay.
+        """[len(places)] the KL after removing each of `places`, and those before it that are not guessed to stay.
 
-        Below the stage of the last of them the circuit is what it was at the start: the engine runs that part once and for all.
+        Below the stage of the last place nothing has been cut yet, so the engine runs that part once for all.
         """
         graph, edges = self.problem.model.graph, self.problem.candidates
         if self.prefix is None or self.prefix[0] is not engine:
             self.prefix = (engine, engine.prefix(np.ones(len(edges), dtype=bool), edges))
         stage = int(graph.edge_stage[edges[places[-1]]])
-        if stage != self.stage:  # what is cut by now stays so: it needs no column
+        if stage != self.stage:  # edges that are cut by now stay cut and need no column
             lowest = int(np.searchsorted(graph.edge_stage[edges], stage))
             self.stage, self.columns = stage, lowest + np.flatnonzero(self.alive[lowest:])
         masks = np.repeat(self.alive[None, self.columns], len(places), axis=0)
@@ -252,7 +260,7 @@ class _Walk:
 
 
 def _nodes_of_receivers(graph: Graph) -> np.ndarray:
-    """[2, R] the range of sources that every receiver feeds: a head, the heads of a KV head, an MLP; 0:0 for the logits."""
+    """[2, R] the range of sources that each receiver feeds: a head, the heads of a KV head, an MLP; 0:0 for the logits."""
     result = np.zeros((2, graph.n_receivers), dtype=np.int64)
     for source in range(graph.n_sources - 1, 0, -1):
         for receiver in receivers_of(graph, source):

@@ -1,19 +1,16 @@
-"""Blockwise search: cut the edges that matter least, many at a time, and ask anew what matters in the circuit that is left.
+"""Blockwise search: cut the least important edges, many at a time, rescore what is left, and repeat; then swap edges.
 
-**Blocks.** Integrated mask gradients S at the current circuit order its edges, and the lowest go at once. What is low is not obvious:
-an edge of negative S works against the behaviour. Cutting it may lead to a smaller circuit, since helpful edges that it held in
-check can go as well, or may make the circuit overshoot. So three orders are tried side by side, by |S| with negative scores
-weighted by w ∈ `ORDERS`, and the circuit of highest f is taken. A block may spend at most half of what f has above τ, for later
-blocks know better; if all orders fail it is halved, after a success it is doubled again. When blocks have become small,
-exchanges follow.
+**Blocks.** Integrated mask gradients S at the current circuit rank its edges, and a block of the lowest is cut at once. Where edges of
+negative S belong is not obvious (`attribution.strength`), so three orders are tried, by |S| with negative scores weighted by w ∈ `ORDERS`,
+and the circuit of highest f is taken. A block may use up at most half of f − τ, because later blocks know more. If all orders fail, the
+block is halved; after a success it is doubled. When blocks have become small, swaps follow.
 
-**Exchanges** (exchange.py) trade a few edges outside for more within, or for a higher f. Where one has brought f back to what it was when
-blocks failed, and the circuit is still large, blocks come again. An exchange fails when no trade makes the circuit smaller, though gains
-were measured as well as costs, or when it has cost more passes than the edges it removed are worth and has left f close to τ. In a large
-circuit, whose edges are traded in groups, a failure is not the end: blocks are tried once more, then exchanges with groups half as
-large, down to single edges.
+**Swaps** (exchange.py) trade a few edges outside for more inside, or for a higher f. If one brings f back to where blocks failed, and the
+circuit is still large, blocks resume. A swap fails if no trade makes the circuit smaller, even with gains measured as well as costs, or
+if it cost more passes than the edges it removed are worth and left f close to τ. In a large circuit, where edges are swapped in groups,
+failure is not the end: blocks are tried once more, then swaps of groups half as large, down to single edges.
 
-Dead edges are pruned from every circuit tried: they cost nothing to cut.
+Dead edges are pruned from every circuit; they cost nothing to cut.
 """
 
 from __future__ import annotations
@@ -26,17 +23,15 @@ from mechrl.search.problem import Problem, State
 
 LARGEST_BLOCK = 0.8  # part of the circuit
 SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
-LAST_BLOCK = 40  # edges; after a block no larger than this exchanges are cheaper
-AGAIN = 0.2  # part of the circuit that blocks begin with when they come again
-ROOM = (
-    0.02  # of f above τ; with more an exchange is never the last, however little it has won: later ones can
-)
+LAST_BLOCK = 40  # edges; after a block this small, swaps are cheaper
+AGAIN = 0.2  # part of the circuit, of the first block when blocks resume
+ROOM = 0.02  # of f above τ; with more, no swap is the last, however little it gained
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
-    """Prunes `problem.candidates` to the smallest circuit of f ≥ τ that it finds.
+    """Prunes `problem.candidates` to the smallest circuit with f ≥ τ that it finds.
 
-    steps: of the integrated mask gradients, three passes each.
+    steps: of integrated mask gradients, three passes each.
     """
     if state is None:
         state = _start(problem)
@@ -77,7 +72,7 @@ def _cut_block(problem: Problem, state: State, steps: int) -> State:
 
 
 def _exchange(problem: Problem, state: State) -> State:
-    """Measures once, then trades additions for more removals."""
+    """Measures once, then swaps a few additions for more removals."""
     engine, mask, spent = problem.engine, state.mask, 3
     if not mask.any():
         return _failed(problem, state, "no edge is left")
@@ -109,8 +104,7 @@ def _exchange(problem: Problem, state: State) -> State:
 
 
 def _failed(problem: Problem, state: State, why: str) -> State:
-    """After an exchange in groups groups are halved, and blocks come again if trades have changed the circuit since they failed; after
-    one of single edges it is the end."""
+    """After a failed swap: halves groups, and resumes blocks if swaps changed the circuit since blocks failed. With single edges, ends."""
     finer = state.extra["finer"]
     if size_of_groups(int(state.mask.sum()), finer) > 1:
         block = AGAIN if "blocks_failed_at" in state.extra else 0.0
@@ -136,8 +130,10 @@ def _moved(
     block: float,
     **extra: float,
 ) -> State:
-    """The next state. Of the edges cut now, dead ones come first, then those of `order` as they stand in it. `extra` has, beside the next
-    block, how often groups were halved (`finer`) and, if trades followed since, the f at which blocks failed."""
+    """The next state. Edges cut now are listed dead ones first, then in the order of `order`.
+
+    `extra` has the next block, how often groups were halved (`finer`) and, if swaps followed, the f at which blocks failed.
+    """
     gone = state.mask & ~mask
     dead = gone.copy()
     dead[order] = False

@@ -1,22 +1,23 @@
 """Edge Pruning: a mask learned by gradient descent, each edge behind a hard-concrete gate.
 
-Every candidate edge has a parameter log α. Its gate is drawn anew at every step,
+Every candidate edge has a parameter log α. Every step draws its gate anew,
 
     u ~ U(0, 1)      s = σ((log u − log(1 − u) + log α) / β)      z = clip(1.2 s − 0.1, 0, 1)      β = 2/3
 
-so it is exactly 0 or 1 with finite probability, and dz/d log α = 1.2 s (1 − s) / β where z lies between them, else 0. Descended by
-Adam is the KL of the circuit whose mask is z, plus the Lagrangian that holds the expected sparsity at its target t,
+which is exactly 0 or 1 with finite probability; dz/d log α = 1.2 s (1 − s) / β in between, else 0. Adam minimises the KL of the circuit
+with mask z, plus a Lagrangian that holds the expected sparsity at its target t,
 
     KL(z) / KL_cut + λ1 (t − sp) + λ2 (t − sp)²      sp = 1 − mean P(z > 0)      P(z > 0) = σ(log α − β log(0.1 / 1.1))
 
-while t rises linearly from 0 over the first `warm_up` of the steps and λ1, λ2 ascend. KL is divided by KL_cut so that one step size
-serves all behaviours. At the end edges are ordered by log α and as few as possible of the highest kept, by bisection, for f ≥ τ.
+while t rises linearly from 0 over the first `warm_up` of the steps, and λ1, λ2 ascend. Dividing KL by KL_cut lets one step size serve
+all behaviours. At the end, bisection over edges ranked by log α keeps as few of the highest as reach f ≥ τ.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ _GROWTH = 1.25
 _BETAS, _EPS = (
     (0.9, 0.999),
     1e-15,
-)  # Adam's; the sparsity's gradient at open gates, k(1 − k)/n, is far below the usual 1e-8
+)  # Adam's; at open gates the gradient of sparsity, k(1 − k)/n, is far below 1e-8
 
 
 def edge_pruning(
@@ -63,7 +64,7 @@ def edge_pruning(
 
 @dataclass
 class _Descent:
-    """Parameters, Adam's moments, multipliers and the random generator: all that the next step depends on."""
+    """All that the next step depends on: parameters, Adam's moments, multipliers, the random generator."""
 
     log_alpha: np.ndarray  # [n]
     first: np.ndarray  # [n] moments
@@ -87,7 +88,7 @@ class _Descent:
         return {**{k: v.copy() for k, v in arrays.items()}, "step": self.step, "rng": rng}
 
     @classmethod
-    def unpack(cls, extra: dict) -> _Descent:
+    def unpack(cls, extra: dict[str, Any]) -> _Descent:
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(extra["rng"])
         log_alpha, first, second, multipliers = (
@@ -134,14 +135,15 @@ def open_probability(log_alpha: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0.0, -x))
+    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
+    return y
 
 
 def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
-    """The fewest of the highest log α whose circuit has f ≥ τ, by bisection, pruned.
+    """The fewest edges of highest log α whose circuit has f ≥ τ, by bisection, pruned.
 
-    f does not rise with every edge, least of all with those whose gates are closed and whose order says nothing. So the search starts
-    from the gates that are open, and goes beyond them only if it must.
+    f does not rise with every edge, least of all with those of closed gates, whose order means nothing. So the search starts from the
+    open gates and goes beyond them only if it must.
     """
     order = np.argsort(-log_alpha, kind="stable")
 

@@ -1,15 +1,15 @@
-"""Exchanges: a few edges come back, and more than these go.
+"""Swaps: a few edges come back, and more go.
 
-One gradient at the circuit itself estimates what every edge in it costs to cut and what every edge outside would gain. It cannot be
-trusted alone: where the circuit overshoots, its most important edges seem harmful. So f is measured without the edges that seem
-cheapest, one pass for each, or in a large circuit for a few at a time. To first order costs and gains add up: the a best additions are
-traded for the r cheapest removals, r > a, with r at or below the predicted limit. Trades are tried from the one that leaves the
-smallest circuit on, a few at once, until some have f ≥ τ.
+One gradient at the circuit estimates what each of its edges costs to cut, and what each edge outside would gain. It cannot be trusted
+alone: where a circuit overshoots, its most important edges seem harmful. So the edges that seem cheapest are measured, one pass each, or
+in groups if the circuit is large. To first order costs and gains add up, so the a best additions are swapped for the r cheapest
+removals, with r > a and r up to the predicted limit. Swaps are tried from the smallest resulting circuit up, a few at once, until one
+has f ≥ τ.
 
-The best gains are those most overestimated. Before a *thorough* exchange fails, the gains of a few are measured as well, one pass for each,
-and cuts are taken by their cost for each edge that goes, for edges that die with a cut cost nothing more.
+The best gains are the most overestimated. Before a *thorough* swap fails, a few gains are measured as well, one pass each, and cuts are
+ranked by cost per edge that goes, since edges that die with a cut are free.
 
-Dead edges are pruned from every circuit tried: they cost nothing to cut.
+Dead edges are pruned from every circuit; they cost nothing to cut.
 """
 
 from __future__ import annotations
@@ -19,31 +19,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GROUPS = (
-    0.25,
-    12,
-    24,
-)  # groups whose cost is measured, as a part of the circuit's edges, but at least and at most so many
+GROUPS = (0.25, 12, 24)  # groups that are measured: as a part of the circuit's edges; at least; at most
 GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
-NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up worse
-AT_ONCE = 4  # trades
-MEASURED = 6  # additions, in a thorough exchange
-PASSES_PER_EDGE = 20  # what may be spent for every edge that goes, if more is to be spent
+NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up less well
+AT_ONCE = 4  # swaps tried in one call
+MEASURED = 6  # additions, in a thorough swap
+PASSES_PER_EDGE = 20  # that a swap may cost per edge that goes; beyond, it is the last
 
 
 @dataclass(frozen=True)
 class Trade:
-    """The circuit after an exchange."""
+    """The circuit after a swap."""
 
     mask: np.ndarray  # [n]
     f: float
     cheap: np.ndarray  # the edges that were measured, cheapest first
-    won: float  # edges fewer, and as many as f could pay for that rose, at the mean cost
+    won: float  # edges that went, plus those that a rise of f could pay for at the mean cost
 
 
 def size_of_groups(edges: int, finer: int = 0) -> int:
-    """Of edges measured together, in a circuit of so many, after groups were halved `finer` times."""
+    """How many edges are measured together in a circuit of `edges`, after groups were halved `finer` times."""
     return max(1, round(edges * GROUP) >> finer)
 
 
@@ -61,10 +57,10 @@ def exchange(
     size: int,
     thorough: bool = False,
 ) -> Judging:
-    """Tries to make a circuit `mask` [n] of faithfulness f ≥ τ smaller; None if no trade does.
+    """Makes a circuit `mask` [n] with f ≥ τ smaller; None if no swap does.
 
-    gain: [n] −∂(KL / KL_cut)/∂M at the circuit, of edges inside and outside. prune: circuits [C, n] without their dead edges.
-    size: of groups. thorough: measures gains too before it fails, where edges are traded one by one.
+    gain: [n] −∂(KL / KL_cut)/∂M at the circuit, for edges inside and outside. prune: removes dead edges from circuits [C, n]. size: of
+    groups. thorough: before it fails, also measure gains, if edges are swapped one by one.
     """
     alive, outside = np.flatnonzero(mask), np.flatnonzero(~mask)
     if not len(alive):
@@ -111,14 +107,14 @@ def exchange(
 def _try(
     mask: np.ndarray, f: float, tau: float, trials: np.ndarray, cheap: np.ndarray, per_edge: float
 ) -> Judging:
-    """The smaller ones of circuits `trials` [C, n], the smallest first, a few at once, until some have f ≥ τ."""
+    """Tries circuits `trials` [C, n] that are smaller than `mask`, smallest first, a few at once, until one has f ≥ τ."""
     sizes = trials.sum(1)
     trials = trials[np.argsort(sizes, kind="stable")][: (sizes < mask.sum()).sum()]
     for first in range(0, len(trials), AT_ONCE):
         some = trials[first : first + AT_ONCE]
         judged = yield some
         if (judged >= tau).any():
-            # what f has above tau is worth edges too: as many as it could pay for at the mean cost
+            # f − τ is worth as many edges as it could pay for at the mean cost
             worth = (judged - tau) / per_edge
             i = int(np.where(judged >= tau, some.sum(1) - worth, np.inf).argmin())
             won = mask.sum() - some[i].sum() + max(0.0, (judged[i] - f) / per_edge)

@@ -1,22 +1,23 @@
-"""Matryoshka attribution: one score an edge, learned so that the best k are a faithful circuit for every k. Circuits of all sizes lie
-one in the other.
+"""Matryoshka attribution: learns one score per edge, so that for every k the best k edges are a faithful circuit.
 
-Every candidate edge has a score s. At every step a size k is drawn, log-uniformly from 1 to all n, and the best k are kept, softly:
+Circuits of all sizes are nested. Every candidate edge has a score s. Each step draws a size k, log-uniformly from 1 to n, and keeps the
+best k, softly:
 
     m = σ(s − θ)      θ such that Σ m = k
 
-Descended by Adam is the circuit's KL / KL_cut. With w = m (1 − m) the gradient passes through θ too, so it never moves the sum:
+Adam minimises the circuit's KL / KL_cut. With w = m (1 − m) the gradient passes through θ, too, and never moves the sum:
 
     ∂m_i / ∂s_j = w_i (δ_ij − w_j / Σ w)
 
-All scores begin equal: then m = k / n everywhere, and the first steps are those of integrated mask gradients. At the end the fewest of
-the highest scores are kept for f ≥ τ. The scores themselves rank all edges: what benchmarks of rankings ask for.
+All scores begin equal, so m = k / n everywhere, and the first steps are those of integrated mask gradients. At the end the fewest edges
+of highest score are kept that reach f ≥ τ. The scores rank all edges, as benchmarks of rankings ask.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +25,16 @@ from mechrl.search.problem import Problem, State
 from mechrl.search.select import smallest
 
 STEPS = 500
-_BETAS, _EPS = (0.9, 0.999), 1e-12  # Adam's; the first gradients, of k far below n, are small
-_WIDE = 40.0  # σ is 0 or 1 to the last bit so far from θ
+_BETAS, _EPS = (0.9, 0.999), 1e-12  # Adam's; for k far below n the first gradients are small
+_WIDE = 40.0  # this far from θ, σ is 0 or 1 to the last bit
 
 
 def matryoshka(
     problem: Problem, state: State | None = None, steps: int = STEPS, learning_rate: float = 0.1
 ) -> State:
-    """Learns the scores for `steps` steps (three passes each), then keeps the smallest circuit of f ≥ τ.
+    """Learns scores for `steps` steps (three passes each), then keeps the smallest circuit with f ≥ τ.
 
-    A finished run that is continued, with another tau, only chooses again.
+    A finished run that resumes with another tau only chooses again.
     """
     n = len(problem.candidates)
     if state is not None and state.done:
@@ -80,12 +81,13 @@ def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 def ranking_scores(scores: np.ndarray) -> np.ndarray:
     """The same order in positive numbers: what is not a candidate has 0, and ranks last."""
-    return scores - scores.min() + 1.0
+    positive: np.ndarray = scores - scores.min() + 1.0
+    return positive
 
 
 @dataclass
 class _Descent:
-    """Scores, Adam's moments and the random generator: all that the next step depends on."""
+    """All that the next step depends on: scores, Adam's moments, the random generator."""
 
     scores: np.ndarray  # [n]
     first: np.ndarray  # [n] moments
@@ -97,19 +99,19 @@ class _Descent:
     def start(cls, n: int, seed: int) -> _Descent:
         return cls(np.zeros(n), np.zeros(n), np.zeros(n), 0, np.random.default_rng(seed))
 
-    def pack(self) -> dict:
+    def pack(self) -> dict[str, Any]:
         arrays = {"scores": self.scores.copy(), "first": self.first.copy(), "second": self.second.copy()}
         return {**arrays, "step": self.step, "rng": json.dumps(self.rng.bit_generator.state)}
 
     @classmethod
-    def unpack(cls, extra: dict) -> _Descent:
+    def unpack(cls, extra: dict[str, Any]) -> _Descent:
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(extra["rng"])
         scores, first, second = (extra[key].copy() for key in ("scores", "first", "second"))
         return cls(scores, first, second, int(extra["step"]), rng)
 
     def take(self, problem: Problem, learning_rate: float) -> tuple[float, np.ndarray]:
-        """One step; f of the soft circuit that was drawn, and its mask."""
+        """One step. Returns f and the mask of the soft circuit that was drawn."""
         engine, n = problem.engine, len(self.scores)
         mask = soft_top(self.scores, float(np.exp(self.rng.uniform(0, np.log(n)))))
         run = engine.gradient(mask[None], problem.candidates)
@@ -123,4 +125,5 @@ class _Descent:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0.0, -x))
+    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
+    return y

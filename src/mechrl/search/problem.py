@@ -1,7 +1,7 @@
-"""What every search is given and what it hands back.
+"""What a search takes and what it returns.
 
-A search is a function `(problem, state=None, **settings) -> State`. It is deterministic, calls `problem.checkpoint(state)` after
-every accepted step, and continues from any state it has checkpointed: the result is that of a run that was never interrupted.
+A search is a function `(problem, state=None, **settings) -> State`. It is deterministic, calls `problem.checkpoint(state)` after every
+accepted step, and resumes from any such state with the result of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
 
 _CALLS_PER_MINIBATCH = (
-    16  # fresh pairs often enough to matter, seldom enough that building their engine does not
+    16  # new pairs often enough to matter, seldom enough that building their engine does not
 )
 
 
 class Interrupted(Exception):
-    """Raised by `Problem.checkpoint` when the search was asked to stop. What it had reached is saved by then."""
+    """Raised by `Problem.checkpoint` to stop a search, whose state has been saved by then."""
 
 
 @dataclass
 class State:
-    """Where a search stands. Arrays in `extra` are saved as arrays, everything else there as JSON.
+    """The state of a search. In `extra`, arrays are saved as arrays, everything else as JSON.
 
-    A search that knows how far it has come says so in `extra["progress"]`, from 0 to 1: the time that remains is estimated from it.
+    A search that knows how far it is says so in `extra["progress"]`, from 0 to 1, from which the remaining time is estimated.
     """
 
     mask: np.ndarray  # [n] bool over the problem's candidates: the circuit so far
@@ -42,10 +42,10 @@ class State:
     faithfulness: float  # of `mask`, as the search last measured it
     extra: dict[str, Any] = field(default_factory=dict)  # what the search needs to continue
     done: bool = False
-    note: str = ""  # one line for people: what the search is at, or how it ended
+    note: str = ""  # for people: what the search is doing, or how it ended
 
     def to_bytes(self, **about: object) -> bytes:
-        """The state and JSON-able facts about it, as one safetensors file."""
+        """Writes the state and facts about it (JSON) to a safetensors file."""
         arrays = {
             f"extra.{k}": np.ascontiguousarray(v) for k, v in self.extra.items() if isinstance(v, np.ndarray)
         }
@@ -61,7 +61,7 @@ class State:
         return sealed(arrays, {"state": json.dumps(known)})
 
     @classmethod
-    def read(cls, path: Path) -> tuple[State, dict]:
+    def read(cls, path: Path) -> tuple[State, dict[str, Any]]:
         """The state of a file and the facts saved with it."""
         try:
             arrays, texts = read_sealed(path)
@@ -103,12 +103,12 @@ class Problem:
     candidates: np.ndarray  # [n] ascending edges that the search may keep; all others are cut
     scores: np.ndarray | None = None  # [E] attribution by which the candidates were chosen
     checkpoint: Callable[[State], None] = lambda state: None  # progress, saving, and `Interrupted`
-    minibatch: int | None = None  # judge on so many of the discovery pairs, drawn afresh again and again
-    calls: int = 0  # of `judge`: decides which minibatch is the current one, so it is saved with the state
+    minibatch: int | None = None  # judge on this many discovery pairs, redrawn now and then
+    calls: int = 0  # of `judge`, saved with the state: they decide which minibatch is current
     _batch: tuple[int, Engine] | None = field(default=None, repr=False)
 
     def judge(self, masks: np.ndarray) -> np.ndarray:
-        """[C] float64: the f that the search aims at, of circuits [C, n] bool over the candidates."""
+        """[C] float64: f, as the search sees it, of circuits [C, n] bool over the candidates."""
         engine = self.draw(self.calls // _CALLS_PER_MINIBATCH)
         self.calls += 1
         return engine.faithfulness(np.atleast_2d(masks), self.candidates).double().cpu().numpy()
@@ -127,5 +127,5 @@ class Problem:
 
     @property
     def passes(self) -> float:
-        """Everything spent on this search so far: forward 1, backward 2, per circuit and 20 pairs."""
+        """Passes spent so far: forward 1, backward 2, per circuit and 20 pairs."""
         return self.engine.passes

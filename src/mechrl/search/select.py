@@ -1,8 +1,7 @@
 """Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits.
 
-Both searches here look for the smallest n whose circuit is faithful enough. f does not rise with every edge, so "the smallest n"
-has no cheap exact answer: n grows by half until the circuit is faithful, then the gap between the last two is bisected. What is
-returned is faithful; a smaller n that happens to be faithful as well may have been passed over.
+Both searches look for the smallest n whose circuit is faithful. f does not rise with every edge, so no cheap search finds it for
+certain: n grows by half until the circuit is faithful, then the last gap is bisected. The result is faithful, but a smaller n may be, too.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def top_n(scores: np.ndarray, n: int) -> np.ndarray:
 
 
 def greedy_order(graph: Graph, scores: np.ndarray, candidates: np.ndarray | None = None) -> np.ndarray:
-    """The order in which a circuit grows backwards from the logits: always the available edge of highest |score|.
+    """The order in which a circuit grows backwards from the logits, always by the available edge of highest |score|.
 
-    When a node first enters, all edges into it become available: those into its q, k and v. With grouped-query attention the k and
-    v of a KV head become available with the first of its heads. Edges that never become available are left out.
+    When a node enters, the edges into it become available: into q, k and v of a head. Under grouped-query attention k and v of a KV head
+    become available with the first of its heads. Edges that never become available are omitted.
     """
     allowed = np.ones(graph.n_edges, dtype=bool)
     if candidates is not None:
@@ -77,14 +76,14 @@ def receivers_of(graph: Graph, source: int) -> list[int]:
 
 
 def greedy(graph: Graph, scores: np.ndarray, n: int) -> np.ndarray:
-    """[E] bool: the first n edges of the circuit grown backwards from the logits; fewer if no more are available."""
+    """[E] bool: the first n edges of the circuit grown backwards from the logits, or all that become available."""
     mask = np.zeros(graph.n_edges, dtype=bool)
     mask[greedy_order(graph, scores)[:n]] = True
     return mask
 
 
 def top_n_search(problem: Problem, state: State | None = None) -> State:
-    """The smallest n, as far as the search can tell, whose n best candidates are faithful."""
+    """The smallest n, as far as the search can tell, such that the n best candidates are faithful."""
     assert problem.scores is not None
     strength = np.abs(problem.scores[problem.candidates])
     return smallest(problem, np.argsort(-strength, kind="stable"), state)
@@ -100,8 +99,10 @@ def greedy_search(problem: Problem, state: State | None = None) -> State:
 def smallest(
     problem: Problem, order: np.ndarray, state: State | None, also: Mapping[str, Any] = _NOTHING
 ) -> State:
-    """The first n of `order`, places among the candidates, that are faithful. The state is the largest n known to fail and the smallest
-    known to do, and what it takes to make `order` again."""
+    """The smallest faithful prefix of `order`, which are places among the candidates.
+
+    The state has the largest n known to fail, the smallest known to hold, and what `order` is made from.
+    """
     n_candidates = len(problem.candidates)
 
     def mask_of(n: int) -> np.ndarray:
@@ -109,7 +110,7 @@ def smallest(
         mask[order[:n]] = True
         return mask
 
-    removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n: the worst goes first
+    removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n, worst first
 
     def state_of(n: int, f: float, low: int, high: int, done: bool, note: str) -> State:
         return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high, **also}, done, note)

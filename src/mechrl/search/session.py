@@ -1,18 +1,17 @@
-"""A search from beginning to end: pairs, prefilter, the method, what it found. The command line and the benchmarks both run this.
+"""A search from start to end: pairs, prefilter, method, result. The command line and the benchmarks run this.
 
-With `holds_on="fresh"` a circuit must be faithful on pairs that the search has not seen. Every search overfits the pairs it decides
-by, so deciding by other pairs would only overfit those. Instead the search aims above tau on its own pairs; if what it found falls
-short of tau on validation pairs, it aims higher. A blockwise search orders its cuts by what they cost, so what it found is first read
-back as well, cut by cut, to where validation pairs agree; a higher aim may end larger than that, and then the smaller one is taken.
-Validation pairs answer a handful of questions, a dozen more where a circuit is read back, test pairs none.
+With `holds_on="fresh"` a circuit must be faithful on fresh pairs (fresh_pairs.py): the search aims above tau on its own pairs, and aims
+higher if its circuit falls short of tau on validation pairs. Blockwise search ranks its cuts by cost, so its last cuts are also reverted,
+up to where validation pairs agree; of both circuits the smaller is taken. Validation pairs answer a handful of questions, a dozen more
+when cuts are reverted; test pairs answer none.
 
-A search finds nothing better than its candidates: where these fall short of the aim, K is doubled until they do not.
+No search is better than its candidates: K doubles until these reach the aim.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -21,12 +20,13 @@ import numpy as np
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour, Metric
 from mechrl.candidates import candidate_set, discovery_pairs, metrics_of, scores_of, widen
 from mechrl.circuit import Circuit
-from mechrl.engine import Engine, Ledger
+from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import PREFILTERS, Prefilter, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
+from mechrl.search.fresh_pairs import HIGHEST_AIM, fresh, higher, step_back
 from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import greedy_search, top_n_search
@@ -35,9 +35,7 @@ Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "block
 HoldsOn = Literal["discovery", "fresh"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-N_FRESH = 100  # validation pairs, and test pairs
-ATTEMPTS = 6  # searches for one target on fresh pairs
-_HIGHEST_AIM = 0.999
+ATTEMPTS = 6  # searches with rising aims
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,12 @@ class SearchSettings:
     pairs: int = 20
     k: int = 3000  # candidates by each score, to begin with
     whole_graph: bool = False  # all edges are candidates
-    prefilter: Prefilter = "union"  # scores by the behaviour's own metric, by KL, or candidates by either
+    prefilter: Prefilter = "union"  # candidates by the behaviour's own metric, by KL, or by either
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
-    holds_on: HoldsOn = (
-        "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
-    )
+    holds_on: HoldsOn = "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
     minibatch: int | None = None
     seed: int = 0
-    attempts: int = ATTEMPTS  # searches, each aiming higher, where f must hold on fresh pairs
+    attempts: int = ATTEMPTS  # searches, each aiming higher, if f must hold on fresh pairs
     steps: int = STEPS  # of Matryoshka attribution
 
     def __post_init__(self) -> None:
@@ -79,7 +75,7 @@ class SearchSettings:
                 f"a minibatch must be smaller than the {self.pairs} pairs it is drawn from, not {self.minibatch}"
             )
         if not self.thresholds or not all(0 <= threshold < float("inf") for threshold in self.thresholds):
-            raise MechRLError("ACDC needs at least one threshold, each a number from 0 on")
+            raise MechRLError("ACDC needs at least one threshold, each at least 0")
         check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,14 +86,14 @@ class SearchSettings:
             del known["thresholds"]
         if self.method != "matryoshka":
             del known["steps"]
-        if self.attempts == ATTEMPTS:  # as it always was: files from before there was a choice are the same
+        if self.attempts == ATTEMPTS:  # omitted, as in files from before it was a setting
             del known["attempts"]
         return known
 
 
 @dataclass(frozen=True)
 class Found:
-    """A circuit that validation pairs have judged. `cut`: all other candidates, first cut first."""
+    """A circuit and its f on validation pairs. `cut`: all other candidates, first cut first."""
 
     edges: list[int]
     cut: list[int]
@@ -106,18 +102,18 @@ class Found:
     note: str
 
     def rank(self, tau: float) -> tuple[bool, float]:
-        """The least is best: the smallest that is enough, else the most faithful."""
+        """Sort key, best first: the smallest circuit that holds, else the most faithful."""
         enough = self.validation >= tau
         return not enough, len(self.edges) if enough else -self.validation
 
 
 @dataclass
 class SearchSession:
-    """A search that can be left and taken up again: everything that must survive, besides the search's own state."""
+    """A search that can be interrupted and resumed: all that must survive besides its `State`."""
 
     problem: Problem
     settings: SearchSettings
-    scores: list[np.ndarray]  # [E] each: what candidates are chosen by
+    scores: list[np.ndarray]  # [E] each; candidates are chosen by these
     aim: float
     k: int  # best edges by each score among the candidates
     attempt: int = 0
@@ -134,7 +130,7 @@ class SearchSession:
 
     @property
     def passes(self) -> float:
-        # multiples of a twentieth, but their sum depends in its last bits on where a search was interrupted
+        # interruptions change the last bits of the sum
         return round(self.problem.passes, 6)
 
     def about(self) -> dict[str, Any]:
@@ -157,10 +153,10 @@ class SearchSession:
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def run(self, state: State | None = None) -> State:
-        """The method; where it must hold on fresh pairs, as often as it takes."""
+        """Runs the method; if f must hold on fresh pairs, as often as it takes."""
         search = _search(self.settings)
         if state is not None and len(state.mask) != len(self.problem.candidates):
-            raise MechRLError("the state is of a search among other candidates; start again without --resume")
+            raise MechRLError("the saved state has other candidates; start again without --resume")
         if state is None:
             self._widen()
         while True:
@@ -179,28 +175,30 @@ class SearchSession:
             given_up = (
                 self.attempt >= self.settings.attempts
                 or state.faithfulness < self.aim
-                or self.aim >= _HIGHEST_AIM
+                or self.aim >= HIGHEST_AIM
             )
             enough = self.found.validation >= self.settings.tau and len(found.edges) >= len(self.found.edges)
             if given_up or enough:
                 return state if self.found is found else self._state()
             self.aim = higher(self.aim, short)
-            # a finished sweep of thresholds, or of scores, need only choose again
+            # a finished sweep of thresholds or of scores only has to choose again
             if self._widen() or self.settings.method not in ("acdc", "matryoshka"):
                 state = None
 
     def _judged(self, state: State) -> Found:
-        """What a search ended with, and what validation pairs make of it."""
+        """The result of a search, with its f on validation pairs."""
         assert self.validation is not None
         candidates = self.problem.candidates
         f = float(self.validation.faithfulness(state.mask[None], candidates)[0])
         return Found(candidates[state.mask].tolist(), state.order, state.faithfulness, f, state.note)
 
     def _read_back(self, found: Found) -> Found:
-        """The same before its last cuts: as many as make validation pairs agree, by bisection."""
+        """Reverts the last cuts, as many as validation pairs need to agree, by bisection."""
         problem, validation, cut = self.problem, self.validation, np.array(found.cut, dtype=np.int64)
         assert validation is not None
-        masks = lambda steps: np.stack([~np.isin(problem.candidates, cut[:step]) for step in steps])  # noqa: E731
+
+        def masks(steps: Sequence[int] | np.ndarray) -> np.ndarray:
+            return np.stack([~np.isin(problem.candidates, cut[:step]) for step in steps])
 
         def measure(which: np.ndarray, steps: np.ndarray) -> np.ndarray:
             return validation.faithfulness(masks(steps), problem.candidates).double().cpu().numpy()
@@ -217,7 +215,7 @@ class SearchSession:
         return Found(edges, cut[:step].tolist() + dead, own, float(f), note)
 
     def _state(self) -> State:
-        """What was found, among the candidates as they are now: there may be more than it was found among."""
+        """What was found, among the present candidates, which may be more than when it was found."""
         assert self.found is not None
         found, candidates = self.found, self.problem.candidates
         mask = np.isin(candidates, found.edges)
@@ -225,18 +223,18 @@ class SearchSession:
         return State(mask, never + found.cut, found.faithfulness, {}, True, found.note)
 
     def _widen(self) -> bool:
-        """Doubles K until the candidates themselves reach the aim; says whether it had to."""
+        """Doubles K until the candidates reach the aim. Returns whether it had to."""
         problem, engine, before = self.problem, self.problem.engine, self.k
         if len(problem.candidates) < problem.model.graph.n_edges:
             with engine.ledger.free() as bill:
                 widened = widen(engine, self.scores, self.k, self.aim)
             self.k, problem.candidates = widened.k, widened.edges
-            # every search measures its candidates itself, and is charged for it there
+            # the last measurement is repeated, and charged, by the search
             engine.ledger.charge(bill.passes - engine.price)
         return self.k > before
 
     def _ranking(self, state: State) -> np.ndarray | None:
-        """[E] what the method ranks all edges by, if it does."""
+        """[E] the method's ranking of all edges, if it makes one."""
         if self.settings.method in ("top-n", "greedy"):
             return self.problem.scores
         if self.settings.method != "matryoshka" or "scores" not in state.extra:
@@ -246,7 +244,7 @@ class SearchSession:
         return ranking
 
     def circuit(self, state: State, complete: bool = True) -> Circuit:
-        """What a state amounts to. The f reported here cost nothing: they play no part in the search."""
+        """The circuit of a state. Measuring f here is free: it plays no part in the search."""
         problem, settings = self.problem, self.settings
         seconds, passes = self.seconds, self.passes
         mask = np.zeros(problem.model.graph.n_edges, dtype=bool)
@@ -288,7 +286,7 @@ class SearchSession:
 def prepare(
     model: Model, behaviour: Behaviour, settings: SearchSettings, about: dict[str, Any] | None = None
 ) -> SearchSession:
-    """Pairs, engine, scores and candidates of a search; `about` is what an interrupted one left behind."""
+    """Pairs, engine, scores and candidates of a search. `about`: what an interrupted search saved."""
     began = time.perf_counter()
     pairs = discovery_pairs(model, behaviour, settings.pairs, settings.seed)
     if settings.minibatch is not None and settings.minibatch >= len(pairs):
@@ -338,9 +336,9 @@ def prepare(
 def check_continues(
     model: Model, behaviour: Behaviour, settings: SearchSettings, about: dict[str, Any]
 ) -> None:
-    """Refuses to continue another search than the one that was left, or what says too little of it."""
+    """Refuses to resume another search, or from facts that are incomplete."""
     if not isinstance(about.get("settings", {}), dict):
-        raise MechRLError("the state's settings are none; start again without --resume")
+        raise MechRLError("the saved settings are damaged; start again without --resume")
     mine = {"model": model.name, "checksum": model.checksum, "behaviour": behaviour.name} | settings.to_json()
     theirs = {key: about.get(key) for key in ("model", "checksum", "behaviour")} | about.get("settings", {})
     other = [f"{key} {theirs.get(key)!r}" for key in mine if mine[key] != theirs.get(key)]
@@ -349,11 +347,11 @@ def check_continues(
             f"the search to resume had {', '.join(other)}; give the same options, or start without --resume"
         )
     if not _says_enough(about):
-        raise MechRLError("the state does not say what was spent and aimed at; start again without --resume")
+        raise MechRLError("the saved state is incomplete; start again without --resume")
 
 
 def _says_enough(about: dict[str, Any]) -> bool:
-    """Whether all that `prepare` takes over is there, and can be it."""
+    """Whether all that `prepare` restores is there, and plausible."""
     numbers = {key: about.get(key) for key in ("k", "attempt", "calls", "aim", "passes", "seconds")}
     whole = all(type(numbers[key]) is int and 0 <= numbers[key] < 2**31 for key in ("k", "attempt", "calls"))  # type: ignore[operator]
     finite = all(type(x) in (int, float) and 0 <= x < 2**53 for x in numbers.values())  # type: ignore[operator]
@@ -370,50 +368,10 @@ def search(
     settings: SearchSettings,
     checkpoint: Callable[[State], None] = lambda state: None,
 ) -> Circuit:
-    """One search, straight through."""
+    """Runs one search to its end."""
     session = prepare(model, behaviour, settings)
     session.problem.checkpoint = checkpoint
     return session.circuit(session.run())
-
-
-def higher(aim: float, short: float) -> float:
-    """What to aim at after falling `short` on validation pairs: as much higher, but no more than half of what is left, for f on one's own
-    pairs cannot pass 1."""
-    return min(_HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
-
-
-def step_back(
-    steps: np.ndarray,
-    f: np.ndarray,
-    tau: float,
-    measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    enough_at: int = -1,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where `f` [n] at `steps` [n] of as many episodes is below τ, earlier steps, whose circuits are larger: the last with f ≥ τ, by
-    bisection as if f fell all along. Where that finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
-    `enough_at` is a step of which f ≥ τ is known.
-    """
-    steps, f = steps.copy(), f.copy()
-    low, high = (
-        np.full(len(steps), enough_at),
-        np.where(f < tau, steps, enough_at + 1),
-    )  # f ≥ τ at low, and not at high
-    while len(which := np.flatnonzero(high - low > 1)):
-        middle = (low[which] + high[which]) // 2
-        found = measure(which, middle)
-        enough = found >= tau
-        low[which[enough]], high[which[~enough]] = middle[enough], middle[~enough]
-        better = enough | (found > f[which])
-        steps[which[better]], f[which[better]] = middle[better], found[better]
-    return steps, f
-
-
-def fresh(
-    model: Model, behaviour: Behaviour, seed: int, n: int = N_FRESH, ledger: Ledger | None = None
-) -> Engine:
-    """An engine on pairs that no search has seen: `VALIDATION_SEED`'s or `TEST_SEED`'s."""
-    assert model.tokenizer is not None
-    return Engine(model, behaviour.pairs(model.tokenizer, n, seed, n_ctx=model.spec.n_ctx), ledger=ledger)
 
 
 def _search(settings: SearchSettings) -> Callable[[Problem, State | None], State]:

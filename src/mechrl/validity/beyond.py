@@ -145,7 +145,7 @@ def curves(setting: Setting) -> Curves:
     before = setting.engine.passes
     f: dict[str, list[float]] = {}
     for name, metric in (("metric", setting.behaviour.metric), ("kl", "kl")):
-        scores = setting.scores_by(metric)  # type: ignore[arg-type]  # both are metrics
+        scores = setting.scores_by(metric)
         top = np.stack([top_n(scores, k) for k in ks])
         order = greedy_order(graph, scores)
         grown = np.zeros((len(sizes), graph.n_edges), dtype=bool)

@@ -27,7 +27,7 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models.base import Model
-from mechrl.search.session import fresh
+from mechrl.search.fresh_pairs import fresh
 from mechrl.stats import Spread, hypergeometric_at_least
 from mechrl.validity.setting import Setting, f_of
 

@@ -14,7 +14,7 @@ from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import Prefilter
-from mechrl.search.session import fresh
+from mechrl.search.fresh_pairs import fresh
 
 _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own candidates say nothing
 

@@ -137,7 +137,8 @@ def bootstraps(
 ) -> np.ndarray:
     """[n] f on as many pairs drawn again with replacement, from each pair's KL of the circuit and of the empty circuit."""
     drawn = rng.integers(len(kl), size=(n, len(kl)))
-    return 1 - kl[drawn].mean(1) / kl_cut[drawn].mean(1)
+    f: np.ndarray = 1 - kl[drawn].mean(1) / kl_cut[drawn].mean(1)
+    return f
 
 
 def _removable(mask: np.ndarray, setting: Setting, tau: float, rng: np.random.Generator) -> float:

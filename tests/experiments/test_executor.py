@@ -16,8 +16,9 @@ import torch
 from filelock import FileLock
 
 from mechrl.errors import MechRLError
-from mechrl.experiments import work
-from mechrl.experiments.work import Cell, CellProgress, Workspace
+from mechrl.experiments import executor, worker
+from mechrl.experiments.cells import Cell, Workspace
+from mechrl.experiments.executor import CellProgress
 from tests.experiments import work_jobs
 
 
@@ -35,7 +36,7 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     sharing = [cell("shares", seed, mutex="together") for seed in range(3)]
     cells = [good, once, dies, refuses, breaks, *sharing]
     seen: list[CellProgress] = []
-    assert work.run(cells, workspace, report=seen.append)
+    assert executor.run(cells, workspace, report=seen.append)
     assert [workspace.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
     reasons = [workspace.record(c)["reason"] for c in (dies, refuses, breaks)]
     assert reasons == [
@@ -45,7 +46,7 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     ]
     assert (attempts(workspace, once), attempts(workspace, dies), attempts(workspace, good)) == (
         2,
-        work.ATTEMPTS,
+        executor.ATTEMPTS,
         1,
     )
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0) and seen[0].left == 8
@@ -53,7 +54,7 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
 
     # what is done is not done again; what failed is tried again
     before = {c.name: workspace.path(c).read_bytes() for c in (good, once)}
-    assert work.run([good, once, refuses], workspace)
+    assert executor.run([good, once, refuses], workspace)
     assert {c.name: workspace.path(c).read_bytes() for c in (good, once)} == before
     assert (attempts(workspace, good), attempts(workspace, refuses)) == (1, 2)
 
@@ -66,12 +67,14 @@ def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_p
     )
     cells = [*large, too_large, *(cell("works", seed) for seed in range(3))]
     ended: list[Cell] = []
-    assert work.run(cells, workspace, report=lambda now: ended.append(now.finished) if now.finished else None)
+    assert executor.run(
+        cells, workspace, report=lambda now: ended.append(now.finished) if now.finished else None
+    )
     assert [workspace.done(c) for c in cells] == [True, True, False, True, True, True]
     assert workspace.record(too_large)["reason"] == "it does not fit" and attempts(workspace, too_large) == 2
     assert {c.name for c in ended[:3]} == {c.name for c in cells[3:]} and len(ended) == 6
     assert (
-        work.run([too_large], replace(workspace, jobs=1)) and attempts(workspace, too_large) == 3
+        executor.run([too_large], replace(workspace, jobs=1)) and attempts(workspace, too_large) == 3
     )  # nobody to wait for
 
 
@@ -88,7 +91,7 @@ def test_workers_share_out_the_memory_of_a_gpu(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda part, index: asked.append((part, index))
     )
-    work.share_machine(Workspace(tmp_path, work_jobs.do, work_jobs.resources, {"device": device}, jobs))
+    worker.share_machine(Workspace(tmp_path, work_jobs.do, work_jobs.resources, {"device": device}, jobs))
     assert asked == ([] if share is None else [(pytest.approx(share), 1 if device == "cuda:1" else None)])
 
 
@@ -96,12 +99,12 @@ def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, work_jobs.do, work_jobs.resources)
     good, waits = cell("works"), cell("waits")
     began = time.monotonic()
-    assert not work.run([good, waits], workspace, seconds=6.0)
+    assert not executor.run([good, waits], workspace, seconds=6.0)
     assert time.monotonic() - began < 30
     assert workspace.record(waits) is None  # stopped, not failed
-    assert not work.run([cell("works", 1)], workspace, stopped=[signal.SIGTERM])
+    assert not executor.run([cell("works", 1)], workspace, stopped=[signal.SIGTERM])
     with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is at work"):
-        work.run([good], workspace)
+        executor.run([good], workspace)
     workspace.path(good).write_text('{"format": 1, "sta')  # cut short
     assert workspace.record(good) is None and not workspace.done(good)
 

@@ -1,0 +1,178 @@
+"""Sessions on the embedded model: what is promised about a circuit, what is paid, and that nothing is lost when they are left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mechrl
+from mechrl.agents.planner import session as sessions
+from mechrl.agents.planner.look import strength
+from mechrl.agents.planner.network import EditModel
+from mechrl.agents.planner.session import CHECKS, N_FRESH, DiscoverSettings, HoldsOn, Session
+from mechrl.agents.planner.shipped import load_planner, shipped
+from mechrl.agents.planner.start import ROOM, SIZES
+from mechrl.behaviours import TEST_SEED, VALIDATION_SEED
+from mechrl.circuit import Circuit
+from mechrl.engine import Engine
+from mechrl.errors import MechRLError
+from mechrl.models.base import Model
+
+BEHAVIOUR = "acronyms"  # the planner has never seen its family
+FRESH = DiscoverSettings(pairs=10)
+DISCOVERY = replace(FRESH, holds_on=HoldsOn.DISCOVERY)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Model:
+    return mechrl.load_model("toy")
+
+
+@pytest.fixture(scope="module")
+def network() -> EditModel:
+    return load_planner(shipped("toy"))
+
+
+@pytest.fixture(scope="module")
+def begin(toy: Model, network: EditModel):
+    return lambda settings: Session(toy, mechrl.behaviour(BEHAVIOUR), network, settings)
+
+
+@pytest.fixture(scope="module")
+def straight(begin) -> tuple[Session, Circuit]:
+    session = begin(FRESH)
+    session.run()
+    return session, session.circuit()
+
+
+def engine_of(model: Model, n: int, seed: int, **part: str) -> Engine:
+    return Engine(model, mechrl.behaviour(BEHAVIOUR).pairs(model.tokenizer, n, seed, **part))
+
+
+def known(circuit: Circuit) -> dict:
+    return circuit.to_json() | {"seconds": 0}
+
+
+def test_the_numbers_are_those_of_engines_of_their_own(toy: Model, straight: tuple[Session, Circuit]) -> None:
+    session, circuit = straight
+    mask = circuit.mask[None]
+    for f, engine in (
+        (circuit.faithfulness, engine_of(toy, 10, 0, part="discovery")),
+        (circuit.faithfulness_validation, engine_of(toy, N_FRESH, VALIDATION_SEED)),
+        (circuit.faithfulness_test, engine_of(toy, N_FRESH, TEST_SEED)),
+    ):
+        assert f == pytest.approx(float(engine.faithfulness(mask)[0]), abs=1e-5)
+    assert circuit.faithfulness_validation is not None and circuit.faithfulness_validation >= FRESH.tau
+    assert circuit.size == len(circuit) < 100 and circuit.passes == session.passes
+
+
+def test_every_candidate_that_went_is_in_the_order(straight: tuple[Session, Circuit]) -> None:
+    session, circuit = straight
+    assert set(circuit.order) == set(session.start.candidates) - set(np.flatnonzero(circuit.mask))
+    assert len(set(circuit.order)) == len(circuit.order)
+    path = [set(session.start.candidates[mask]) for mask in session.episode.path]
+    last = [max((i for i, edges in enumerate(path) if edge in edges), default=-1) for edge in circuit.order]
+    assert last == sorted(last) and len(set(last)) > 3  # what went for good in an earlier round comes first
+
+
+def test_the_first_circuit_is_the_smallest_of_seven_that_leaves_room(toy: Model, begin) -> None:
+    assert (len(SIZES), SIZES[0], SIZES[-1]) == (7, 500, 32_000)
+    for tau in (0.5, 0.9, 0.999999):
+        start = begin(replace(DISCOVERY, tau=tau)).start
+        enough, order = tau + 0.4 * (1 - tau), np.argsort(-strength(start.looker.first()), kind="stable")
+        engine = engine_of(toy, 10, 0, part="discovery")
+        for size in [size for size in SIZES if size < toy.graph.n_edges]:
+            mask = np.zeros(toy.graph.n_edges, dtype=bool)
+            mask[order[:size]] = True
+            if (f := float(engine.faithfulness(mask[None])[0])) >= enough:
+                assert start.f == pytest.approx(f) and len(start.candidates) == min(ROOM * size, len(order))
+                assert np.array_equal(np.flatnonzero(toy.graph.prune(mask)), start.candidates[start.mask])
+                break
+        else:
+            assert start.f == 1 and start.mask.all() and len(start.mask) == toy.graph.n_edges
+
+
+def test_seeds_draw_pairs_and_the_same_seed_finds_the_same(begin, straight: tuple[Session, Circuit]) -> None:
+    again, other = begin(FRESH), begin(replace(FRESH, seed=1))
+    again.run()
+    assert known(again.circuit()) == known(straight[1])
+    assert not np.array_equal(again.start.first.mean, other.start.first.mean)
+
+
+class Left(Exception):
+    pass
+
+
+@pytest.mark.parametrize("settings", [FRESH, DISCOVERY], ids=["fresh", "discovery"])
+def test_left_after_every_round_and_resumed_equals_straight(
+    settings: DiscoverSettings, toy: Model, network: EditModel, begin, tmp_path: Path
+) -> None:
+    def leave(session: Session) -> None:
+        session.save(tmp_path / "left")
+        raise Left
+
+    straight, session, rounds = begin(settings), begin(settings), 0
+    straight.run()
+    while True:
+        try:
+            session.run(leave)
+            break
+        except Left:
+            rounds += 1
+            session = Session.resume(tmp_path / "left", toy, session.behaviour, network, settings)
+    assert rounds > 3 and known(session.circuit()) == known(straight.circuit())
+
+
+def test_a_state_is_of_its_model_behaviour_and_settings(
+    toy: Model, network: EditModel, begin, tmp_path: Path
+) -> None:
+    session, path = begin(FRESH), tmp_path / "left"
+    session.save(path)
+    for behaviour, settings in (("ioi", FRESH), (BEHAVIOUR, DISCOVERY), (BEHAVIOUR, replace(FRESH, seed=1))):
+        with pytest.raises(MechRLError, match="of another model, behaviour or settings"):
+            Session.resume(path, toy, mechrl.behaviour(behaviour), network, settings)
+
+
+def test_validation_pairs_judge_at_most_three_times_and_are_paid(begin) -> None:
+    session, asked = begin(FRESH), []
+    ask = session._on_validation
+
+    def on_validation(mask: np.ndarray) -> float:
+        before = session.passes
+        f = ask(mask)
+        asked.append(session.passes - before)
+        return f
+
+    session._on_validation = on_validation
+    session.run()
+    most = 1 + np.ceil(np.log2(len(session.episode.path) + 1))  # a circuit, and the bisection of its path
+    assert CHECKS == 3 and 1 <= session.checked <= 3 and session.checked <= len(asked) <= 3 * most
+    assert asked == pytest.approx([N_FRESH / 20] * len(asked))
+    unchecked = begin(replace(FRESH, check=False))
+    unchecked.run()
+    assert unchecked.checked == 0 and unchecked.circuit().faithfulness_validation is None
+
+
+def test_a_circuit_that_falls_short_is_read_back(begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation pairs that refuse what has fewer than 60 edges: the answer is the smallest on the path that has more."""
+    monkeypatch.setattr(sessions, "CHECKS", 1)
+    session = begin(FRESH)
+    session._on_validation = lambda mask: 0.95 if mask.sum() >= 60 else 0.8  # type: ignore[method-assign]
+    session.run()
+    accepted = [mask for mask in session.episode.path if mask.sum() >= 60]
+    assert session.best is not None and session.best[1] == 0.95 and len(accepted) < len(session.episode.path)
+    assert session.best[0].sum() == min(mask.sum() for mask in accepted)
+    circuit = session.circuit()
+    assert len(circuit) == session.best[0].sum() and circuit.faithfulness_validation == 0.95
+
+
+def test_a_budget_is_exceeded_by_a_round_at_most(begin) -> None:
+    session, spent = begin(replace(DISCOVERY, budget=12)), []
+    session.run(lambda now: spent.append(now.passes))
+    assert "the budget is spent" in session.episode.note
+    assert all(passes <= 12 for passes in spent[:-1]) and spent[-1] > 12
+    circuit = session.circuit()
+    assert circuit.faithfulness >= DISCOVERY.tau and len(circuit) == session.episode.mask.sum()
