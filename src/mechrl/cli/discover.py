@@ -73,6 +73,7 @@ def discover_command(
     from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
+    from mechrl.engine.estimate import estimate
     from mechrl.models import load_model
     from mechrl.search.problem import Interrupted
 
@@ -86,7 +87,7 @@ def discover_command(
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     if resume:
         session = Session.resume(state_path, loaded, chosen, network, settings)
     else:
@@ -97,6 +98,9 @@ def discover_command(
             session = Session(loaded, chosen, network, settings)
     if session.start.engine.n_pairs < pairs:
         say(f"{chosen.name} has {session.start.engine.n_pairs} discovery pairs, not {pairs}")
+
+    if not resume:
+        say(f"{estimate(session.start.engine).line()}; at most {budget:,} passes")
 
     last_saved, saving = time.monotonic(), Saving()
     with Live("discover", quiet=0) as live, stop_signals() as stopped:

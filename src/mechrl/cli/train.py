@@ -228,7 +228,7 @@ def train_command(
         gamma=gamma,
         seed=seed,
     )
-    settings = TaskSettings(pairs, k, prefilter, half, spare)  # type: ignore[arg-type]  # checked there, with a message for people
+    settings = TaskSettings(pairs, k, prefilter, half, spare)
     if take_back and not parts:
         raise MechRLError(
             "--take-back needs --parts: with the paper's actions alone episodes would end too soon"
