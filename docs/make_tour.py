@@ -29,10 +29,10 @@ for clean, corrupt in pairs.texts[:2]:
     "Does the model do it at all? Accuracy and KL_cut (how far corruption moves the prediction, in nats) on fresh pairs.",
     """verdict = mechrl.judge(model, behaviour)
 print(f"accuracy {verdict.accuracy:.2f}, KL_cut {verdict.kl_cut:.1f}: {'exhibited' if verdict.exhibited else verdict.reason}")""",
-    """Let a trained policy find the circuit: 16 sampled episodes and a greedy one, in each of which it cuts edges until little is left.
-The smallest circuit with faithfulness f ≥ τ wins. f is 1 for the whole model and 0 for the empty circuit.""",
+    """Let the planner find the circuit: it has learned what cutting and adding edges does, tries what it believes in, and stops when
+nothing is left to try. Faithfulness f is 1 for the whole model and 0 for the empty circuit; here it must reach τ on fresh pairs.""",
     """circuit = mechrl.discover(model, behaviour, tau=0.9)
-print(f"{len(circuit)} of {circuit.graph.n_edges:,} edges after {circuit.passes:,.0f} forward passes")
+print(f"{len(circuit)} of {circuit.graph.n_edges:,} edges after {circuit.passes:,.0f} passes")
 print(f"f = {circuit.faithfulness:.3f} on its own pairs, {circuit.faithfulness_test:.3f} on fresh ones")""",
     "Is it real? Without the circuit the behaviour should be gone; random circuits of the same size should not show it.",
     """validity = mechrl.validate(circuit, model, behaviour)

@@ -305,3 +305,20 @@ def test_runs_that_do_not_fit_are_halved_and_stay_in_order():
 
     with pytest.raises(OutOfMemory, match="fewer pairs"):
         list(fitting([slice(0, 4)], nothing_fits))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(0, 10**6), st.sampled_from([None, 2]))
+def test_gradients_at_sparse_masks_equal_the_slow_twins(kind, seed, groups):
+    """Most weights are 0, and most edges touch nothing that weighs: what is left out has no gradient."""
+    model, pairs, rng = tiny(kind), tiny_pairs(2, 6, seed), np.random.default_rng(seed)
+    engine, E = Engine(model, pairs), model.graph.n_edges
+    weights = rng.random((2, E)) * (rng.random((2, E)) < rng.choice([0, 0.02, 0.05, 0.2], (2, 1)))
+    result = engine.gradient(weights, groups=groups)
+    found = result.gradient if groups is None else result.gradient.sum(1)
+    for i in range(2):
+        whole = torch.tensor(weights[i], requires_grad=True)
+        value = engine.kl_objective(slow(model, pairs, whole)[None])[0]
+        (expected,) = torch.autograd.grad(value.mean(), whole)
+        assert torch.allclose(result.value[i], value.detach(), atol=1e-10)
+        assert torch.allclose(found[i], expected, atol=1e-10)

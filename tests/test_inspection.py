@@ -60,9 +60,7 @@ def test_a_good_file_ends_with_what_to_do_next(tmp_path: Path, capsys: pytest.Ca
     path = file(tmp_path, who())
     assert cli.run(["check", path]) == 0
     said = capsys.readouterr().out
-    assert "toy exhibits it" in said and said.splitlines()[-1].startswith(
-        f"next: mechrl search blockwise {path}"
-    )
+    assert "toy exhibits it" in said and said.splitlines()[-1].startswith(f"next: mechrl discover {path}")
     assert cli.run(["check", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["exhibited"]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mechrl.errors import MechRLError
     from mechrl.gate import judge
     from mechrl.models import Model, load_model
+    from mechrl.notebook import Show
     from mechrl.validity.checks import Validity
 
 # Threads that wait for work must sleep, not spin: with another busy process on the machine, spinning made a run of many small
@@ -66,40 +67,33 @@ def discover(
     planner: Path | str | None = None,
     policy: Path | str | None = None,
     force: bool = False,
-    report: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Circuit:
-    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
+    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by the paper's agent.
 
-    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
-    planner, policy: the folder of one; by default the one that comes with MechRL.
+    method: `planner`; `paper`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
+    planner, policy: the folder of one, or its address on the hub (`hf:owner/name`). A planner comes with MechRL; the paper's agent's
+    policy is what `mechrl train` writes.
     force: go on even if the model does not exhibit the behaviour.
-    report: is given a line now and then, such as `print`.
+    report: is given a line now and then, such as `print`. Without it a notebook shows a bar.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.session.SearchSettings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
+    `mechrl.search.session.SearchSettings`, for the paper's agent `tau`, `rollouts` and `seed`, and `pairs` and `k`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
+    from mechrl.notebook import progress
 
-    for name, given in (("planner", planner), ("policy", policy)):
-        if given is not None and method != name:
+    for name, given, agent in (("planner", planner, "planner"), ("policy", policy, "paper")):
+        if given is not None and method != agent:
             raise MechRLError(f"{method} needs no {name}; leave one of them out")
-    if not force:
-        gate.check(model, behaviour)
-    if method == "planner":
-        from mechrl.agents.planner.session import DiscoverSettings
-        from mechrl.agents.planner.session import discover as by_planner
-        from mechrl.agents.planner.shipped import load_planner, shipped
-
-        network = load_planner(shipped(model.name) if planner is None else Path(planner))
-        return by_planner(
-            model,
-            behaviour,
-            network,
-            DiscoverSettings(**settings),
-            lambda now: report(f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} passes"),
-        )
-    if method != "policy":
+    with progress(f"{behaviour.name} by {method}", report) as show:
+        if not force:
+            gate.check(model, behaviour)
+        if method == "planner":
+            return _by_planner(model, behaviour, planner, settings, show)
+        if method == "paper":
+            return _by_paper(model, behaviour, policy, settings, show)
         from mechrl.search.session import SearchSettings, search
 
         chosen = SearchSettings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
@@ -107,23 +101,45 @@ def discover(
             model,
             behaviour,
             chosen,
-            lambda state: report(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges"),
+            lambda state: show(f"f {state.faithfulness:.3f}, {int(state.mask.sum()):,} edges"),
         )
 
+
+def _by_planner(
+    model: Model, behaviour: Behaviour, planner: Path | str | None, settings: dict[str, Any], show: Show
+) -> Circuit:
+    from mechrl.agents.planner.session import DiscoverSettings, discover
+    from mechrl.agents.planner.shipped import load_planner, shipped
+
+    network = load_planner(shipped(model.name) if planner is None else planner)
+    chosen = DiscoverSettings(**settings)
+
+    def tell(now: Any) -> None:
+        line = f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} of at most {chosen.budget:,} passes"
+        show(line, min(now.passes, chosen.budget), chosen.budget)
+
+    return discover(model, behaviour, network, chosen, tell)
+
+
+def _by_paper(
+    model: Model, behaviour: Behaviour, policy: Path | str | None, settings: dict[str, Any], show: Show
+) -> Circuit:
     from dataclasses import replace
 
-    from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
-    from mechrl.rl.rollout import discover as by_policy
+    from mechrl import hub
+    from mechrl.agents.paper.checkpoint import load_policy, trained_with
+    from mechrl.agents.paper.deploy import discover
+    from mechrl.errors import MechRLError
 
-    of_task: dict[str, Any] = {"pairs": 20, "half": False}
-    of_task |= {name: settings.pop(name) for name in ("pairs", "k", "prefilter", "half") if name in settings}
-    deployment = Deployment(**settings)
-    folder = shipped_policy(model.name) if policy is None else Path(policy)
+    if policy is None:
+        raise MechRLError(
+            "the paper's agent needs a policy: train one with `mechrl train` and give its folder"
+        )
+    folder = hub.local(policy, *hub.AGENT)
     agent = load_policy(folder, model.device)
-    task, reward = trained_with(folder, deployment.tau)
-    return by_policy(
-        model, behaviour, agent, deployment, replace(task, **of_task), reward, lambda step, line: report(line)
-    )
+    task, env = trained_with(folder)
+    task = replace(task, **{name: settings.pop(name) for name in ("pairs", "k") if name in settings})
+    return discover(model, behaviour, agent, task, env, report=lambda step, line: show(line), **settings)
 
 
 def validate(
@@ -133,16 +149,18 @@ def validate(
     random: int = 20,
     *,
     seed: int = 0,
-    report: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] | None = None,
 ) -> Validity:
     """Is a circuit real? A verdict, necessity, specificity, recovery, generalisation, as `mechrl validate` prints them.
 
     random: circuits of each kind to hold it against.
     """
+    from mechrl.notebook import progress
     from mechrl.validity.setting import Setting
     from mechrl.validity.verdict import validate_and_judge
 
-    return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, report)
+    with progress(f"{circuit.behaviour}, is it real", report) as show:
+        return validate_and_judge(circuit, Setting.of(model, behaviour, circuit), random, seed, show)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 import mechrl
-from mechrl import circuit_json
+from mechrl import circuit_json, hub
 from mechrl.behaviours import Behaviour, behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models.base import Model
+
+FILE = "circuit.json"  # in a folder and on the hub
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -205,10 +207,17 @@ class Circuit:
         """As JSON; compressed, if the name ends with .gz."""
         circuit_json.write(Path(path), self.to_json())
 
+    def push_to_hub(self, repo: str, private: bool = False) -> str:
+        """To a repository of its own, with a model card; its address `hf:…`, which `load` and every command take.
+
+        The rows of a behaviour of your own go with it.
+        """
+        return hub.push(repo, {FILE: circuit_json.encode(self.to_json())}, views().card(self, repo), private)
+
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
-        """Reads a file that `save` wrote. Refuses anything else, and says what is wrong with it."""
-        return cls(**circuit_json.read(Path(path)))
+        """Reads a file that `save` wrote, or what `push_to_hub` put on the hub. Refuses anything else, and says what is wrong with it."""
+        return cls(**circuit_json.read(hub.local(path, FILE)))
 
     def to_eap_ig(self, path: Path | str) -> None:
         """Writes the JSON that EAP-IG and MIB read: every edge with its score, and whether it is in the circuit."""

@@ -68,7 +68,7 @@ def to_json(circuit: Circuit) -> dict[str, Any]:
 
 def write(path: Path, known: dict[str, Any]) -> None:
     """As JSON; compressed, if the name ends with .gz."""
-    content = _encode(known)
+    content = encode(known)
     write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
@@ -247,7 +247,7 @@ def _graph(shape: Fields) -> Graph:
     return checked_graph(*(shape.whole(name, 1) for name in ("n_layers", "n_heads", "n_kv_heads")))
 
 
-def _encode(value: object) -> bytes:
+def encode(value: object) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
     except ValueError as exc:

@@ -1,4 +1,4 @@
-"""A circuit as others want it: a table, a graph of networkx, a run on one's own prompt, hooks for TransformerLens."""
+"""A circuit as others want it: a table, a graph of networkx, a run on one's own prompt, hooks for TransformerLens, a model card."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mechrl import hub
 from mechrl.behaviours.base import Pairs
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
+from mechrl.names import GPT2
 
 if TYPE_CHECKING:
     from mechrl.circuit import Circuit
@@ -152,3 +154,55 @@ def transformer_lens_hooks(
         return ablate
 
     return [(name, hook(name, heads)) for name, heads in outside(circuit).items()]
+
+
+_CARD = """# The circuit of {behaviour} in {model}
+
+{size:,} of {all:,} edges of the model's computation graph, found by {method} of MechRL {version}.
+
+| | |
+| --- | --- |
+| faithfulness f on {pairs} discovery pairs | {f:.3f} |
+| f on fresh pairs, which played no part | {fresh} |
+| τ, the f that was asked for | {tau:g} |
+| passes | {passes:,.0f} |
+| weights | sha256 {checksum} |
+
+f is 1 for the whole model and 0 for the corrupted run.
+
+## Use
+
+```python
+import mechrl
+
+circuit = mechrl.Circuit.load("hf:{repo}")
+mechrl.show(circuit)
+```
+
+    mechrl validate hf:{repo}
+    mechrl view hf:{repo}
+"""
+_BASE = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+
+def card(circuit: Circuit, repo: str) -> str:
+    """What the circuit's repository on the hub says of it."""
+    fresh = circuit.faithfulness_test
+    about = _CARD.format(
+        behaviour=circuit.behaviour,
+        model=circuit.model,
+        size=circuit.size,
+        all=circuit.graph.n_edges,
+        method=circuit.method,
+        version=circuit.version,
+        pairs=circuit.pairs,
+        f=circuit.faithfulness,
+        fresh="not measured" if fresh is None else f"{fresh:.3f}",
+        tau=circuit.tau,
+        passes=circuit.passes,
+        checksum=circuit.checksum,
+        repo=repo,
+    )
+    own = f"openai-community/{circuit.model}" if circuit.model in GPT2 else circuit.model
+    on_hub = own if circuit.commit or circuit.model in GPT2 else _BASE.get(circuit.model, "")
+    return hub.head("circuit", base_model=on_hub) + about

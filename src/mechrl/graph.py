@@ -295,6 +295,35 @@ class EdgeSet:
             read[:] = True
         return [live for live in result if len(live.circuit)], read
 
+    def for_gradient(self, values: np.ndarray) -> np.ndarray:
+        """[C, n] bool: the edges that a run at real-valued masks [C, n] over the set must have for their gradient.
+
+        d(objective)/dw_uv = row(u) · d(stream of v) is zero unless u is reached from the input and v reaches the logits, both along edges
+        whose weight is not zero. Beside these edges come those that the rows are computed from.
+        """
+        weighs = values != 0
+        reached = np.zeros((len(values), self.graph.n_sources), dtype=bool)
+        reached[:, 0] = True
+        for stage in self.stages:
+            place, source = self._place[stage.columns], self._source[stage.columns]
+            circuit, at = np.nonzero(weighs[:, stage.columns] & reached[:, source])
+            self._mark_outputs(LiveEdges(stage, circuit, at, place[at], source[at]), reached)
+        kept: np.ndarray = weighs | reached[:, self._source]
+        moves = np.zeros_like(reached)  # sources whose row has a derivative
+        read = np.zeros_like(reached)  # sources whose row is read
+        for stage in reversed(self.stages):
+            columns = stage.columns
+            place, source = self._place[columns], self._source[columns]
+            derived = np.ones((len(values), len(place)), dtype=bool)
+            if stage.kind != "logits":
+                derived = self._needed_receivers(stage, moves)[:, place]
+                computed = self._needed_receivers(stage, read)[:, place]
+                kept[:, columns] &= derived | (computed & weighs[:, columns])
+            for sources, edges in ((moves, weighs[:, columns] & derived), (read, kept[:, columns])):
+                circuit, at = np.nonzero(edges)
+                sources[circuit, source[at]] = True
+        return kept
+
     def _mark_outputs(self, live: LiveEdges, reached: np.ndarray) -> None:
         """A node is reached if a live edge enters any of its receivers."""
         graph, stage = self.graph, live.stage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import urllib.parse
@@ -100,7 +101,7 @@ def test_the_threshold_leaves_the_strongest_edges(visit, ranked: dict) -> None:
     for step in (10, 25):
         said = strongest(v, step)
         n = int(said.split(" of ")[0])
-        assert said.startswith(f"{n} of 120 edges, |EAP-IG| ≥ ") and 0 < n < 120
+        assert said.startswith(f"{n} of 120 edges, |EAP-IG| ≥ ") and n == round(120 ** (step / 40))
         assert float(said.split("≥ ")[1]) == pytest.approx(kept(ranked)[n - 1][0], rel=0.06)
         assert {name.replace("->", " → ") for name in pictured(v)} == {name for _, name in kept(ranked)[:n]}
         assert drawn(v) != before
@@ -120,16 +121,20 @@ def test_every_component_can_be_listed(visit, ranked: dict) -> None:
 
 
 def test_the_prompt_and_both_answers_are_on_the_first_view(visit, toy: dict) -> None:
-    v = visit(toy)
+    stops = len(toy["stops"]["size"])
     pair = toy["pairs"][0]
-    said = v.locator(".example").inner_text()
-    assert "".join(pair["clean"][pair["opening"] :]).strip() in said
+    pair = pair | {"top": pair["top"] | {"circuit": [[(f" after{i}", i / 100)] for i in range(stops)]}}
+    v = visit(toy | {"pairs": [pair, *toy["pairs"][1:]]})
+
+    def said() -> str:
+        return v.locator(".example").inner_text().replace("·", "")
+
+    assert "".join(pair["clean"][pair["opening"] :]).strip() in said()
     token, p = pair["top"]["clean"][0]
-    assert f"model {token.strip()} {p:.2f}" in said.replace("·", "")
-    for stop in (0, len(toy["stops"]["size"]) - 1):
+    assert f"answer {pair['answers'][0].strip()}" in said() and f"model {token.strip()} {p:.2f}" in said()
+    for stop in (0, stops - 1):
         slide(v, stop)
-        token, p = pair["top"]["circuit"][stop][0]
-        assert f"circuit {token.strip()} {p:.2f}" in v.locator(".example").inner_text().replace("·", "")
+        assert f"circuit after{stop} {stop / 100:.2f}" in said()
 
 
 # ---- notes ----------------------------------------------------------------------------------------------------------
@@ -257,6 +262,17 @@ def test_a_wrong_address_is_the_first_view(visit, toy: dict, tmp_path, hash_: st
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
+COLOURS = """async (png) => {
+  const picture = new Image();
+  picture.src = `data:image/png;base64,${png}`;
+  await picture.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: picture.width, height: picture.height });
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  return new Set(new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+}"""
+
+
 def test_the_picture_is_saved_as_svg_and_png(visit, ranked: dict) -> None:
     v = visit(ranked)
     assert {name.replace("->", " → ") for name in pictured(v)} == {name for _, name in kept(ranked)}
@@ -269,7 +285,9 @@ def test_the_picture_is_saved_as_svg_and_png(visit, ranked: dict) -> None:
     with v.page.expect_download() as download:
         v.locator("text=PNG").first.click()
     png = download.value.path().read_bytes()
-    assert png.startswith(b"\x89PNG") and len(png) > 20_000  # with something in it
+    assert (
+        png.startswith(b"\x89PNG") and v.evaluate(COLOURS, base64.b64encode(png).decode()) > 50
+    )  # there is something in it
     width, height = (int.from_bytes(png[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (2 * int(tree.get("width")), 2 * int(tree.get("height")))
 
@@ -323,6 +341,12 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     window.goto(path.as_uri())
     window.wait_for_selector(".node[aria-label]")
     assert window.evaluate("document.documentElement.scrollWidth") <= 400
+    assert all(
+        box["width"] > 390
+        for box in window.evaluate(
+            "[...document.querySelectorAll('.pane')].map(e => e.getBoundingClientRect().toJSON())"
+        )
+    )
     assert window.is_visible(".legend") and "query" in window.locator(".legend").inner_text()
     for box in window.evaluate(
         "[...document.querySelectorAll('button:not([hidden]), input, .pane, aside')].map(e => e.getBoundingClientRect().toJSON())"
@@ -332,6 +356,17 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     assert window.locator("#component h2").inner_text() != "Components"
     assert window.evaluate("document.documentElement.scrollWidth") <= 400
     window.close()
+
+
+def test_tools_stand_beside_the_title_however_narrow(visit) -> None:
+    data = circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60))
+    v = visit(data, data)
+    for width in (1440, 400):
+        v.set_viewport_size({"width": width, "height": 900})
+        title, tools, lead = (
+            v.locator(f".pane {what}").first.bounding_box() for what in ("h2", ".tools", ".told")
+        )
+        assert abs(title["y"] - tools["y"]) < 12 and tools["y"] + tools["height"] <= lead["y"] + 8
 
 
 # ---- legible --------------------------------------------------------------------------------------------------------
@@ -355,3 +390,13 @@ def test_edges_along_the_spine_are_arcs_inside_each_other(visit) -> None:
     }
     bows = [abs(curve[f"{a}->{b}"][2] - curve[f"{a}->{b}"][0]) for a, b in names]
     assert bows == sorted(bows) and all(b - a > 8 for a, b in pairwise(bows)), bows
+
+
+def test_thirty_layers_fit_on_a_laptop(visit) -> None:
+    v = visit(circuit_data(random_circuit(SMOLLM2, 250, nodes=60)))
+    v.set_viewport_size({"width": 1440, "height": 850})
+    v.wait_for_timeout(200)
+    stage = v.locator(".stage").bounding_box()
+    for name in ("logits", "m0", "input"):
+        box = v.locator(f"[data-name='{name}']").bounding_box()
+        assert stage["y"] <= box["y"] and box["y"] + box["height"] <= stage["y"] + stage["height"]

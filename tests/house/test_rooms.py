@@ -10,7 +10,7 @@ SRC = Path(__file__).parents[2] / "src"
 # From left to right. Rooms on one line may import from each other.
 ORDER = [
     "errors",
-    "messages signals files names ranges stats",
+    "messages signals files names ranges stats hub notebook",
     "graph",
     "models",
     "behaviours",
@@ -19,7 +19,6 @@ ORDER = [
     "candidates",
     "circuit circuit_json circuit_views",
     "search",
-    "rl",
     "agents",
     "report",
     "validity",

@@ -179,7 +179,7 @@ def _answer_inspection(seen: Inspection, file: Path, model: str) -> None:
         f"{model} {'exhibits' if v.exhibited else 'does not exhibit'} it: {numbers}{'' if v.exhibited else f' ({v.reason})'}"
     )
     if v.exhibited:
-        answer(f"next: mechrl search blockwise {file} --model {model} --out runs/{seen.name}")
+        answer(f"next: mechrl discover {file} --model {model} --out runs/{seen.name}")
 
 
 def _some(texts: tuple[str, ...]) -> str:

@@ -12,7 +12,6 @@ from mechrl import names
 from mechrl.names import check_model, one_of
 from mechrl.ranges import (
     MOST_AT_ONCE,
-    MOST_COEFFICIENT,
     MOST_JOBS,
     MOST_PAIRS,
     MOST_SECONDS,
@@ -174,63 +173,35 @@ ForceAll = Annotated[
     typer.Option("--force", rich_help_panel=EXPERT, help="Also behaviours that the model does not exhibit."),
 ]
 
-# ---- policies -------------------------------------------------------------------------------------------------------
+# ---- the paper's agent ----------------------------------------------------------------------------------------------
 
 Policy = Annotated[
+    Path,
+    typer.Option(
+        rich_help_panel=BASICS, help="Folder of a policy, which `mechrl train` writes.", show_default=False
+    ),
+]
+PolicyOfPaper = Annotated[
     Path | None,
     typer.Option(
-        rich_help_panel=EXPERT,
-        help="Folder of a policy. [default: the one that comes with MechRL]",
+        rich_help_panel=BASICS,
+        help="Folder of a policy for the paper's agent, which `mechrl train` writes.",
         show_default=False,
     ),
 ]
-Rollouts = Annotated[
+Envs = Annotated[
     int,
     typer.Option(
-        rich_help_panel=BUDGET,
-        min=0,
-        max=MOST_AT_ONCE,
-        help="A policy's sampled rollouts, besides the greedy one.",
+        rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side, of 512 steps in all."
     ),
 ]
-Transitions = Annotated[
-    int, typer.Option(rich_help_panel=EXPERT, min=1, max=MOST_STEPS, help="Environment steps per iteration.")
-]
-Envs = Annotated[
-    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side.")
-]
-Half = Annotated[
-    bool,
-    typer.Option(
-        "--half",
-        rich_help_panel=BUDGET,
-        help="Rollouts in half precision on a GPU: faster, their f is off by less than 1e-3.",
-    ),
-]
-Margin = Annotated[
-    float,
+ScoredBy = Annotated[
+    str,
     typer.Option(
         rich_help_panel=EXPERT,
-        min=-1,
-        max=1,
-        callback=finite,
-        help="The agent's target lies this far below the candidates' own f.",
-    ),
-]
-LearningRate = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=EXPERT, min=0, max=1, callback=finite, help="At the start; it falls linearly to zero."
-    ),
-]
-Entropy = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=EXPERT,
-        min=0,
-        max=MOST_COEFFICIENT,
-        callback=finite,
-        help="Coefficient of the entropy bonus.",
+        metavar="[metric|kl]",
+        callback=choice("metric", "kl"),
+        help="What candidates are chosen by: the behaviour's own `metric` (the paper), or `kl`.",
     ),
 ]
 

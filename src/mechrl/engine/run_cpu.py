@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mechrl.engine.fused import Upload
-from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive
+from mechrl.engine.memory import CIRCUITS_PER_CHUNK, budget, circuit_bytes, consecutive, mlp_bytes
 from mechrl.engine.mix import Block, Store, blocks, mix, mix_backward
 from mechrl.engine.pairs_cache import PairsCache
 from mechrl.engine.plan import Plan, Pool, Stage, make_plan
@@ -81,9 +81,9 @@ class CpuBackend:
             for i in range(len(values)):
                 parts.append(self._gradient(plan, values[i : i + 1], objectives, against, groups, rules))
         else:
-            every = np.full(len(values), values.shape[1])
-            for chunk in self.chunks(every, copies=1 + len(objectives)):
-                plan = make_plan(edge_set, np.ones(values[chunk].shape, dtype=bool), share=False)
+            felt = edge_set.for_gradient(values)
+            for chunk in self.chunks(felt.sum(1), copies=1 + len(objectives)):
+                plan = make_plan(edge_set, felt[chunk], share=False)
                 parts.append(self._gradient(plan, values[chunk], objectives, None, groups, rules))
         return [list(of_objective) for of_objective in zip(*parts, strict=True)]
 
@@ -108,15 +108,22 @@ class CpuBackend:
             nothing = [self.readout.of_nothing(values, objective) for objective in objectives]
             return [(v, g if groups is None else g[:, None].repeat(1, groups, 1)) for v, g in nothing]
         with torch.no_grad():
-            run = CpuRun(self, plan, values.reshape(-1))
+            run = CpuRun(self, plan, values.reshape(-1), rules=rules, keeps=self._has_room(plan, objectives))
             final = run.forward()
         reached = [self.readout.objective(final, objective) for objective in objectives]
-        backward = run.backward([grad for _, grad in reached], against, groups or 1, rules)
+        backward = run.backward([grad for _, grad in reached], against, groups or 1)
         result = []
         for (value, _), gradient in zip(reached, backward, strict=True):
             of_groups = gradient.view(-1, *values.shape)  # [groups, C, n]
             result.append((value[run.output], of_groups[0] if groups is None else of_groups.transpose(0, 1)))
         return result
+
+    def _has_room(self, plan: Plan, objectives: Sequence[Objective]) -> bool:
+        """Whether the MLPs' activations fit beside the rows and their gradients."""
+        spec, itemsize, n_tokens = self.model.spec, self.model.embedding.element_size(), self.cache.n_tokens
+        rows = Store.size(plan, n_tokens, self.cache.n_pairs) * spec.d_model * itemsize
+        need = (1 + len(objectives)) * rows + plan.n_circuits * mlp_bytes(spec, n_tokens, itemsize)
+        return need <= budget(self.model.device, self._memory)
 
     def chunks(self, kept: np.ndarray, copies: int = 1) -> Iterator[slice]:
         """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
@@ -142,12 +149,32 @@ class CpuBackend:
         return self._rooms[which]
 
 
+@dataclass(frozen=True)
+class Taped:
+    """At all positions, and at the prediction position alone."""
+
+    streams: tuple[Tensor, Tensor]
+    outputs: tuple[Tensor, Tensor]
+
+
 class CpuRun:
-    """One execution of a plan: fills the store of rows stage by stage, and goes back through it for gradients."""
+    """One execution of a plan: the store of rows, stage after stage, and back again for gradients.
+
+    On the way back a stage is computed again, unless it is an MLP and the run `keeps` these: they are most of the arithmetic, and what
+    attention computes of its many streams takes far more room.
+    """
 
     def __init__(
-        self, cpu: CpuBackend, plan: Plan, weight: np.ndarray | None, given: Given | None = None
+        self,
+        cpu: CpuBackend,
+        plan: Plan,
+        weight: np.ndarray | None,
+        given: Given | None = None,
+        rules: Rules | None = None,
+        keeps: bool = False,
     ) -> None:
+        self.rules, self.keeps = rules, keeps
+        self._kept: dict[int, Taped] = {}  # by layer
         self.model, self.cache, self.plan, self.weight = cpu.model, cpu.cache, plan, weight
         like = self.cache.input_difference
         self.cpu, self.store = cpu, cpu.store(plan)
@@ -173,7 +200,11 @@ class CpuRun:
     def fill(self) -> None:
         """Computes all rows, stage by stage."""
         for stage in self.plan.stages:
-            if stage.kind != "logits":
+            if stage.kind == "mlp" and self.keeps:
+                taped = self._kept[stage.layer] = self._taped(stage)
+                for slots, output in zip(self._slots(stage, self.store), taped.outputs, strict=True):
+                    slots.copy_(output.detach())
+            elif stage.kind != "logits":
                 x = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
                 self._components(stage, x, self._slots(stage, self.store))
 
@@ -182,43 +213,40 @@ class CpuRun:
         self.fill()
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
-    def backward(
-        self, grad_finals: Sequence[Tensor], against: Store | None, groups: int, rules: Rules | None
-    ) -> list[Tensor]:
-        """From d(objective)/d(normalised final stream), for several objectives, to d(objective)/d(edge weights) [groups, n].
-
-        Recomputes each stage on the way.
-        """
+    def backward(self, grad_finals: Sequence[Tensor], against: Store | None, groups: int) -> list[Tensor]:
+        """From d(objective)/d(normalised final stream), for several objectives, to d(objective)/d(edge weights) [groups, n]."""
         assert self.weight is not None
         rows = [self.cpu.store(self.plan, f"gradients {i}") for i in range(len(grad_finals))]
         results = [grad_final.new_zeros(groups, len(self.weight)) for grad_final in grad_finals]
         for grads in rows:
             grads.flat.zero_()
         for stage in reversed(self.plan.stages):
-            with torch.no_grad():
-                x_full = self._streams(stage.full, stage, False)
-                x_last = self._streams(stage.last, stage, True)
-            x_full.requires_grad_()
-            x_last.requires_grad_()
-            with torch.enable_grad():
-                norm = self.model.normalise if rules is None else partial(rules.normalise, self.model)
-                outputs = norm(x_full), norm(x_last)
-                if stage.kind != "logits":
-                    outputs = self._components(stage, outputs, rules=rules)
+            taped = self._kept.pop(stage.layer) if stage.kind == "mlp" and self.keeps else self._taped(stage)
             for grad_final, grads, result in zip(grad_finals, rows, results, strict=True):
                 of_outputs = (grad_final[:0], grad_final)
                 if stage.kind != "logits":
                     of_outputs = self._slots(stage, grads)
-                some = [(o, g) for o, g in zip(outputs, of_outputs, strict=True) if len(o)]
+                some = [(o, g) for o, g in zip(taped.outputs, of_outputs, strict=True) if len(o)]
                 grad_x = torch.autograd.grad(
                     [o for o, _ in some],
-                    [x_full, x_last],
+                    taped.streams,
                     [g for _, g in some],
                     allow_unused=True,
                     retain_graph=grads is not rows[-1],
                 )
                 self._backward_of_mix(stage, grad_x, grads, against, groups, result)
         return results
+
+    def _taped(self, stage: Stage) -> Taped:
+        """The streams of a stage and what it computes from them, on autograd's tape."""
+        with torch.no_grad():
+            streams = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
+        with torch.enable_grad():
+            norm = self.model.normalise if self.rules is None else partial(self.rules.normalise, self.model)
+            x = norm(streams[0].requires_grad_()), norm(streams[1].requires_grad_())
+            if stage.kind == "logits":
+                return Taped(streams, x)
+            return Taped(streams, self._components(stage, x, rules=self.rules))
 
     @torch.no_grad()
     def _backward_of_mix(

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
+from mechrl import hub
 from mechrl.errors import MechRLError
 from mechrl.files.reading import check_regular, parse_json, read_bytes
 from mechrl.models import gguf, gpt2, llama
@@ -150,7 +151,7 @@ def _path(name: str) -> Path:
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
-    """The local snapshot of a hub id. The hub library honours HF_HOME, HF_HUB_OFFLINE and the rest."""
+    """The local snapshot of a hub id."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith((".", "/")):
         raise MechRLError(
             f"{name}: no such directory; give a directory, a .gguf file, a hub id, smollm2 or toy"
@@ -160,35 +161,8 @@ def _snapshot(name: str, revision: str | None) -> Path:
             f"{name}: not a .gguf file; give a directory, a .gguf file, a hub id, smollm2 or toy"
         )
 
-    from huggingface_hub import errors as hub
-    from huggingface_hub import snapshot_download
-
     repo = f"openai-community/{name}" if name in GPT2 else name
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_FILES))
-    except hub.GatedRepoError as exc:
-        raise MechRLError(
-            f"{name}: accept the licence on its hub page, run `hf auth login`, then try again"
-        ) from exc
-    except hub.RepositoryNotFoundError as exc:
-        raise MechRLError(
-            f"{name}: neither a local directory nor a public model on the hub; check the name"
-        ) from exc
-    except hub.RevisionNotFoundError as exc:
-        raise MechRLError(
-            f"{name}: there is no revision {revision!r}; give a branch, tag or commit of the hub's repository"
-        ) from exc
-    except hub.HFValidationError as exc:
-        raise MechRLError(f"{name}: neither a local directory nor a valid hub id; check the name") from exc
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as exc:
-        raise MechRLError(
-            f"{name}: not in the local hub cache, and the hub cannot be reached or HF_HUB_OFFLINE is set;"
-            " connect once to fetch it, or give a local directory"
-        ) from exc
-    except OSError as exc:  # of HTTP or of the disk
-        raise MechRLError(
-            f"{name}: cannot be fetched ({_line(exc)}); try again or give a local directory"
-        ) from exc
+    return hub.fetch(repo, revision, _FILES, name, "model", "a local directory")
 
 
 def _commit(snapshot: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mechrl import hub
 from mechrl.agents.planner.network import EditModel, load_model
 
 FOLDER = Path(__file__).parent / "networks"
@@ -16,6 +17,6 @@ def shipped(model: str) -> Path:
     return own if own.is_dir() else FOLDER / "smollm2"
 
 
-def load_planner(folder: Path) -> EditModel:
-    """On the CPU: a network this small gains nothing from a GPU."""
-    return load_model(folder / MODEL)[0]
+def load_planner(folder: Path | str) -> EditModel:
+    """From a folder or an address on the hub, on the CPU: a network this small gains nothing from a GPU."""
+    return load_model(hub.local(folder, *hub.AGENT) / MODEL)[0]

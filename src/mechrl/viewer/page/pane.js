@@ -6,7 +6,7 @@ class Pane {
     const { raw, index } = circuit;
     this.sharedLine = el("p", { class: "shared" });
     const title = el("h2", {}, ...(several ? [el("span", { class: "letter" }, LETTER[index])] : []), raw.name);
-    const lead = el("p", {}, raw.lead);
+    const lead = el("p", { class: "told" }, raw.lead);
     this.base = el("canvas", { class: "base", "aria-hidden": "true" });
     this.over = el("canvas", { "aria-hidden": "true" });
     this.rows = el("div", { "aria-hidden": "true" });
@@ -74,7 +74,7 @@ class Pane {
     const { circuit } = this;
     const width = this.stage.clientWidth, top = 34, bottom = 30, ends = 46, left = 64, right = 56;
     if (!width) return;
-    const row = Math.max(19, Math.min(150, (this.stage.clientHeight - top - bottom - ends) / circuit.layers));
+    const row = Math.max(17, Math.min(150, (this.stage.clientHeight - top - bottom - ends) / circuit.layers));
     const height = Math.max(this.stage.clientHeight, Math.round(top + bottom + ends + row * circuit.layers));
     // the MLPs are a spine between the heads, at the boundary of a group of heads that is nearest to the middle
     const spine = 2.4, split = Math.round(circuit.kvHeads / 2) * circuit.group;
@@ -308,6 +308,7 @@ class Pane {
       return el("span", { class: `said ${kind}` }, `${who} `, el("b", {}, visible(token)), ` ${p.toFixed(2)}`);
     };
     const prompt = pair.clean.slice(pair.opening).join(""), short = prompt.length > 140 ? `…${prompt.slice(-139)}` : prompt;
-    this.example.replaceChildren(el("q", {}, short), said("model", pair.top.clean), said("circuit", pair.top.circuit[circuit.stop]));
+    const answer = el("span", { class: "said" }, "answer ", el("b", {}, visible(pair.answers[0])), pair.answers.length > 1 ? " …" : "");
+    this.example.replaceChildren(el("q", {}, short), answer, said("model", pair.top.clean), said("circuit", pair.top.circuit[circuit.stop]));
   }
 }
