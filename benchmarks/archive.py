@@ -29,11 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from mechrl.errors import MechRLError
+from mechrl.experiments import compare_tables
 from mechrl.experiments.cells import Cell, checksum
-from mechrl.experiments.compare_tables import NAMES
 from mechrl.files import write_atomically
 
 CELLS = "cells.jsonl.xz"
+NAMES = compare_tables.NAMES | {  # with those of the retired agent, docs/history.md
+    "policy": "Policy",
+    "policy-greedy": "Policy, one greedy rollout",
+    "policy-adapted": "Policy, adapted",
+    "policy-from-scratch": "Policy, from scratch",
+}
 # a column of the tables, and where the rows have it
 COLUMNS = {
     "edges": "edges_pruned",

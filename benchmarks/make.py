@@ -41,7 +41,7 @@ def printed(script: str, *arguments: object) -> str:
 def made() -> Iterator[tuple[Path, str]]:
     """Every file and what it should hold. Rows that are not there yet make nothing."""
     yield HERE / "search/tables.md", printed("search_smollm2.py", HERE / "search", "--table")
-    yield HERE / "policy/smollm2/tables.md", printed("policy_smollm2.py", HERE / "policy/smollm2", "--table")
+    yield HERE / "policy/tables.md", printed("history.py")
     yield HERE / "search/beside-policy.md", printed("results.py")
     yield HERE / "yardsticks/tables.md", printed("yardsticks.py", "tables", HERE / "yardsticks")
     yield HERE / "yardsticks/stability.md", printed("stability.py")

@@ -119,7 +119,7 @@ def wins(searches: dict[str, dict[str, list[Row]]], policy: dict[str, dict[str, 
 
 def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    of_search, of_agent = read(HERE / "search/rows.jsonl"), read(HERE / "policy/smollm2/rows.jsonl")
+    of_search, of_agent = read(HERE / "search/rows.jsonl"), read(HERE / "policy/rows.jsonl")
     searches, policy = of_searches(of_search, "discovery"), of_policy(of_agent, "zero-shot")
     methods = [*SEARCHES.values(), *POLICIES.values()]
     print(

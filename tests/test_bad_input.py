@@ -23,6 +23,7 @@ from mechrl.cli.terminal import Live, answer, answer_table
 from mechrl.messages import plain, say
 from mechrl.models import load_model, resolve_device
 from mechrl.models.base import Model
+from tests.agents.paper.small import shrink, write_policy
 from tests.viewer.circuits import SMALL, random_circuit
 
 ESCAPE = "\x1b[31mred\x07\x9b2J\n"  # colours, rings, clears the screen, and begins a new line
@@ -36,8 +37,8 @@ BEHAVIOURS = {
     "behaviours": ["behaviours", "-b", "{}"],
     "search": ["search", "top-n", "{}", "--out", "out"],
     "discover": ["discover", "{}", "--out", "out"],
-    "deploy": ["deploy", "{}", "--out", "out"],
-    "adapt": ["adapt", "{}", "--out", "out"],
+    "discover-paper": ["discover", "{}", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    "adapt": ["adapt", "{}", "--policy", "policy", "--out", "out"],
     "train": ["train", "--behaviours", "{}", "--out", "out"],
     "compare": ["compare", "--behaviours", "{}", "--methods", "greedy", "--out", "out"],
     "reproduce": ["reproduce", "--behaviours", "{}", "--out", "out"],
@@ -46,26 +47,13 @@ BEHAVIOURS = {
     "view": ["view", "circuit.json", "--behaviour", "{}", "--no-browser"],
 }
 # a moment's work, for commands that write into a folder
-SMALL_RUN = [
-    "--k",
-    "20",
-    "--pairs",
-    "2",
-    "--transitions",
-    "8",
-    "--envs",
-    "2",
-    "--iterations",
-    "1",
-    "--device",
-    "cpu",
-    "--force",
-]
+SMALL_RUN = ["--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
+PAPER = ["--agent", "paper", "--policy", "policy"]
 WRITERS = {
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "{}"],
-    "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "{}"],
-    "adapt": ["adapt", "ioi", *SMALL_RUN, "--rollouts", "0", "--out", "{}"],
-    "train": ["train", "--behaviours", "ioi", *SMALL_RUN, "--out", "{}"],
+    "discover-paper": ["discover", "ioi", *PAPER, "--pairs", "2", "--device", "cpu", "--out", "{}"],
+    "adapt": ["adapt", "ioi", "--policy", "policy", *SMALL_RUN, "--out", "{}"],
+    "train": ["train", "--behaviours", "ioi", "--k", "20", *SMALL_RUN, "--out", "{}"],
     "export": ["export", "circuit.json", "--no-model", "--html", "{}/page.html"],
     "export-eap-ig": ["export", "circuit.json", "--eap-ig", "{}/graph.json"],
 }
@@ -107,6 +95,8 @@ def here(toy: Model, wrong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shrink(monkeypatch)
+    write_policy(Path("policy"))
 
     def load(name: str, **options: object) -> Model:
         return (
@@ -206,13 +196,8 @@ def test_behaviours_that_are_none(
 def test_models_that_are_none(
     command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Known only after the behaviour and, for policies, the policy are: both are fine here."""
-    policy = (
-        ["--policy", str(Path(cli.__file__).parents[1] / "rl" / "policies" / "toy")]
-        if command[0] in ("deploy", "adapt")
-        else []
-    )
-    line = refused(capsys, [*with_(command, "ioi"), *policy, "--model", model], message)
+    """Known only after the behaviour and, for the paper's agent, the policy are: both are fine here."""
+    line = refused(capsys, [*with_(command, "ioi"), "--model", model], message)
     assert len(line) < 1100
 
 
@@ -227,11 +212,10 @@ def test_a_model_that_a_worker_does_not_find(command: list[str], capsys: pytest.
     )
 
 
-@every({name: BEHAVIOURS[name] for name in ("deploy", "adapt")} | {"train": ["train", "--behaviours", "{}"]})
+@every({name: BEHAVIOURS[name] for name in ("discover-paper", "adapt")})
 @pytest.mark.parametrize("folder", ["missing", "a-file", "."])
 def test_policies_that_are_none(command: list[str], folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    option = "--init-from" if command[0] == "train" else "--policy"
-    refused(capsys, [*with_(command, "ioi"), option, folder], "not the folder of a policy")
+    refused(capsys, [*with_(command, "ioi"), "--policy", folder], "not the folder of a policy")
 
 
 @every({name: WRITERS[name] for name in ("search", "adapt", "train")})
@@ -261,16 +245,17 @@ def test_nothing_to_resume(command: list[str], capsys: pytest.CaptureFixture[str
         ("search top-n", 2),
         ("search top-n ioi --nope", 2),
         ("discover ioi --tau 0", 2),
-        ("deploy ioi --rollouts -1", 2),
         ("discover ioi --seed 99999999999999999999", 2),
-        ("deploy ioi --rule best", 1),
-        ("adapt ioi --iterations 0", 2),
-        ("adapt ioi --seconds -1", 2),
-        ("adapt ioi --transitions 30", 1),
-        ("train --learning-rate -1", 2),
-        ("train --learning-rate inf", 2),
-        ("train --margin nan", 2),
-        ("train --gamma 2", 2),
+        ("discover ioi --agent best", 1),
+        ("discover ioi --policy policy", 1),
+        ("adapt ioi", 2),
+        ("adapt ioi --policy policy --iterations 0", 2),
+        ("adapt ioi --policy policy --seconds -1", 2),
+        ("adapt ioi --policy policy --envs 30", 1),
+        ("curves out", 1),
+        ("train --k 0", 2),
+        ("train --envs 5", 1),
+        ("reproduce --agent planner", 1),
         ("train --prefilter best", 1),
         ("train --behaviours ,", 1),
         ("train --behaviours ioi,ioi", 1),
@@ -339,7 +324,7 @@ def test_a_file_system_that_turns_out_to_be_read_only(
     refused(capsys, with_(command, "out"), "Read-only file system", lines=None)
 
 
-@every({name: command for name, command in WRITERS.items() if name not in ("search", "deploy")})
+@every({name: command for name, command in WRITERS.items() if name not in ("search", "discover-paper")})
 def test_a_full_disk_is_found_at_once(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

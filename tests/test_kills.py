@@ -14,27 +14,28 @@ from safetensors.torch import load_file
 
 from mechrl.circuit import Circuit
 from mechrl.files.sealed import read_sealed
+from tests.agents.paper.small import write_policy
 from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model
 
 # States are first saved after ten seconds, which these runs do not take: here after every step.
 RUN = """
-from mechrl.cli import app as cli
-from mechrl.cli import discover, search
-search._SAVE_EVERY = discover._SAVE_EVERY = 0.0
-cli.main()
+from tests.agents.paper.small import main
+main()
 """
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 MODEL = ["--model", "model", "--device", "cpu", "--force"]
-SMALL = ["--k", "40", "--pairs", "4", "--transitions", "16", "--envs", "4", "--save-every", "1"]
+SMALL = ["--envs", "4", "--save-every", "1"]
 COMMANDS = {
     "blockwise": ["search", "blockwise", "ioi", "--pairs", "4", *MODEL],
     "edge-pruning": ["search", "edge-pruning", "ioi", "--pairs", "4", "--k", "60", *MODEL],
     "discover": ["discover", "ioi", "--planner", "planner", "--pairs", "4", "--budget", "150", *MODEL],
-    "adapt": ["adapt", "ioi", "--iterations", "4", "--rollouts", "1", *SMALL, *MODEL],
-    "train": ["train", "--behaviours", "ioi,acronyms", "--iterations", "6", "--width", "16", *SMALL, *MODEL],
+    "discover-paper": ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--pairs", "4", *MODEL],
+    "adapt": ["adapt", "ioi", "--policy", "policy", "--iterations", "4", *SMALL, *MODEL],
+    "train": ["train", "--behaviours", "ioi,acronyms", "--k", "40", "--iterations", "6", *SMALL, *MODEL],
 }
-SAVED = ("state.safetensors", "planner.safetensors", "checkpoint.safetensors")
+SAVED = ("state.safetensors", "planner.safetensors", "rollouts.safetensors", "checkpoint.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "model", layers=2)
     (tmp_path / "planner").mkdir()
     make_network(tmp_path / "planner")
+    write_policy(tmp_path / "policy", k=40, max_steps=30)
 
 
 def start(command: list[str], out: str, threads: int = 1, code: str = RUN) -> subprocess.Popen:
@@ -52,7 +54,7 @@ def start(command: list[str], out: str, threads: int = 1, code: str = RUN) -> su
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": PATHS},
     )
 
 
@@ -87,6 +89,7 @@ def saved() -> bool:
         ("blockwise", 1),
         ("edge-pruning", 1),
         ("discover", 1),
+        ("discover-paper", 1),
         ("adapt", 1),
         ("train", 1),
         ("train", 2),

@@ -70,29 +70,30 @@ def discover(
     report: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Circuit:
-    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by a pruning policy.
+    """The circuit of a behaviour: by the planner, by a search that starts from nothing, or by the paper's agent.
 
-    method: `planner`; `policy`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
-    planner, policy: the folder of one, or its address on the hub (`hf:owner/name`); by default the one that comes with MechRL.
+    method: `planner`; `paper`; or one of `mechrl search`: `top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka`, `blockwise`.
+    planner, policy: the folder of one, or its address on the hub (`hf:owner/name`). A planner comes with MechRL; the paper's agent's
+    policy is what `mechrl train` writes.
     force: go on even if the model does not exhibit the behaviour.
     report: is given a line now and then, such as `print`. Without it a notebook shows a bar.
     settings: the fields of `mechrl.agents.planner.session.DiscoverSettings` (`tau`, `pairs`, `holds_on`, `seed`, …), for a search those of
-    `mechrl.search.session.SearchSettings`, for a policy those of `mechrl.rl.rollout.Deployment`, and `pairs`, `k`, `prefilter`, `half`.
+    `mechrl.search.session.SearchSettings`, for the paper's agent `tau`, `rollouts` and `seed`, and `pairs` and `k`.
     """
     from mechrl import gate
     from mechrl.errors import MechRLError
     from mechrl.notebook import progress
 
-    for name, given in (("planner", planner), ("policy", policy)):
-        if given is not None and method != name:
+    for name, given, agent in (("planner", planner, "planner"), ("policy", policy, "paper")):
+        if given is not None and method != agent:
             raise MechRLError(f"{method} needs no {name}; leave one of them out")
     with progress(f"{behaviour.name} by {method}", report) as show:
         if not force:
             gate.check(model, behaviour)
         if method == "planner":
             return _by_planner(model, behaviour, planner, settings, show)
-        if method == "policy":
-            return _by_policy(model, behaviour, policy, settings, show)
+        if method == "paper":
+            return _by_paper(model, behaviour, policy, settings, show)
         from mechrl.search.session import SearchSettings, search
 
         chosen = SearchSettings(method, **settings)  # type: ignore[arg-type]  # checked there, with a message for people
@@ -120,22 +121,25 @@ def _by_planner(
     return discover(model, behaviour, network, chosen, tell)
 
 
-def _by_policy(
+def _by_paper(
     model: Model, behaviour: Behaviour, policy: Path | str | None, settings: dict[str, Any], show: Show
 ) -> Circuit:
     from dataclasses import replace
 
     from mechrl import hub
-    from mechrl.rl.rollout import Deployment, discover, load_policy, shipped_policy, trained_with
+    from mechrl.agents.paper.checkpoint import load_policy, trained_with
+    from mechrl.agents.paper.deploy import discover
+    from mechrl.errors import MechRLError
 
-    of_task: dict[str, Any] = {"pairs": 20, "half": False}
-    of_task |= {name: settings.pop(name) for name in ("pairs", "k", "prefilter", "half") if name in settings}
-    deployment = Deployment(**settings)
-    folder = shipped_policy(model.name) if policy is None else hub.local(policy, *hub.AGENT)
+    if policy is None:
+        raise MechRLError(
+            "the paper's agent needs a policy: train one with `mechrl train` and give its folder"
+        )
+    folder = hub.local(policy, *hub.AGENT)
     agent = load_policy(folder, model.device)
-    task, reward = trained_with(folder, deployment.tau)
-    task = replace(task, **of_task)
-    return discover(model, behaviour, agent, deployment, task, reward, lambda step, line: show(line))
+    task, env = trained_with(folder)
+    task = replace(task, **{name: settings.pop(name) for name in ("pairs", "k") if name in settings})
+    return discover(model, behaviour, agent, task, env, report=lambda step, line: show(line), **settings)
 
 
 def validate(

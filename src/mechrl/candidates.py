@@ -1,10 +1,8 @@
 """The candidate set: pairs → scores → the K edges that a method chooses from. All other edges are cut.
 
-The paper's prefilter is EAP-IG on inputs, five steps, by the behaviour's own metric; the candidates are the K edges of highest |score|.
-`union` adds the K best by KL: in some models, the best edges by the metric alone reach no useful f.
-
-    reach    doubles K until f of the candidates is at least this
-    spare    then takes the fewest candidates whose f is at most this much lower, without dead edges
+The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric); the candidates are
+the K edges of highest |score|. `union` adds the K best by KL: on some models the best edges by the metric alone reach no useful f.
+A search that cannot reach its aim among them has K doubled.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import Prefilter
-
-_CLOSE = 1.05  # the bisection for `spare` ends when its bounds are this factor apart
 
 
 def discovery_pairs(model: Model, behaviour: Behaviour, n: int, seed: int) -> Pairs:
@@ -53,19 +49,6 @@ def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
     return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
 
 
-def candidates_of(
-    engine: Engine, scores: Sequence[np.ndarray], k: int, spare: float = 0.0, reach: float = 0.0
-) -> np.ndarray:
-    """The candidate set, grown by `reach` and shrunk by `spare`."""
-    if not (spare or reach):
-        return candidate_set(scores, k)
-    widest = widen(engine, scores, k, reach or -np.inf)
-    if not spare:
-        return widest.edges
-    least = max(widest.f - spare, min(widest.f, reach)) if reach else widest.f - spare
-    return _fewest(engine, scores, widest, least)
-
-
 @dataclass(frozen=True)
 class Widened:
     """The `edges` among the `k` best by any score, and their f as a circuit."""
@@ -84,20 +67,6 @@ def widen(engine: Engine, scores: Sequence[np.ndarray], k: int, reach: float) ->
         if f >= reach or k >= n_edges:
             return Widened(edges, k, f)
         k = min(2 * k, n_edges)
-
-
-def _fewest(engine: Engine, scores: Sequence[np.ndarray], widest: Widened, least: float) -> np.ndarray:
-    """The fewest candidates with f ≥ `least`, by bisection over k, without dead edges."""
-    best, low, high = widest.edges, 1, min(widest.k, engine.graph.n_edges)
-    while high > _CLOSE * low + 1:
-        middle = round((low * high) ** 0.5)
-        fewer = candidate_set(scores, middle)
-        if _f(engine, fewer) >= least:
-            high, best = middle, fewer
-        else:
-            low = middle
-    alive = engine.graph.prune(np.ones(len(best), dtype=bool), best)
-    return best[alive] if alive.any() else best
 
 
 def _f(engine: Engine, edges: np.ndarray) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -13,10 +12,4 @@ def plain(text: object) -> str:
 
 def say(line: object) -> None:
     """A line on stderr."""
-    if speaks():
-        print(plain(line), file=sys.stderr, flush=True)
-
-
-def speaks() -> bool:
-    """Of the processes that `torchrun` starts, the first one."""
-    return os.environ.get("RANK", "0") == "0"
+    print(plain(line), file=sys.stderr, flush=True)

@@ -17,13 +17,13 @@ import pytest
 from typer.main import get_command
 
 from mechrl.cli import app as cli
+from tests.agents.paper.small import shrink
 
 COMMANDS = [
     "models",
     "behaviours",
     "check",
     "discover",
-    "deploy",
     "adapt",
     "search",
     "validate",
@@ -31,6 +31,7 @@ COMMANDS = [
     "compare",
     "reproduce",
     "train",
+    "curves",
     "export",
 ]
 COMMANDS += ["view", "bench", "planner"]
@@ -40,10 +41,7 @@ SHARED = [
     "--json",
     "--tau",
     "--resume",
-    "--half",
-    "--rollouts",
     "--jobs",
-    "--transitions",
     "--envs",
     "--bos",
 ]
@@ -167,7 +165,10 @@ def test_a_terminal_that_knows_ascii_only():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
-    arguments = ["deploy", "ioi", "--rollouts", "60", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    search = ["search", "top-n", "ioi", "--pairs", "4", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert cli.run(search) == 0
+    before = list((tmp_path / "out").iterdir())
+    arguments = ["validate", str(tmp_path / "out" / "circuit.json"), "--random", "5000", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "mechrl.cli", *arguments],
@@ -176,12 +177,12 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
         text=True,
         env=environment,
     )
-    assert process.stderr is not None and process.stderr.readline().startswith("deploy: ")
+    assert process.stderr is not None and process.stderr.readline().startswith("validate: ")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 128 + number and stdout == "" and "Traceback" not in stderr
     assert ("mechrl: interrupted" in stderr) == (number == signal.SIGINT)
-    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out").iterdir()) == before
 
 
 def test_a_bar_on_a_terminal_and_json_beside_it(tmp_path: Path) -> None:
@@ -223,39 +224,15 @@ def test_json_of_training_and_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
-    small = [
-        "--k",
-        "20",
-        "--pairs",
-        "2",
-        "--transitions",
-        "8",
-        "--envs",
-        "2",
-        "--iterations",
-        "2",
-        "--device",
-        "cpu",
-        "--force",
-        "--json",
-        "--out",
-    ]
-    train = ["train", "--behaviours", "ioi", *small, str(tmp_path / "train")]
+    shrink(monkeypatch)
+    small = ["--envs", "2", "--iterations", "2", "--device", "cpu", "--force", "--json", "--out"]
+    train = ["train", "--behaviours", "ioi", "--k", "20", *small, str(tmp_path / "train")]
     for more, iterations in (["--seconds", "0"], 1), (["--resume"], 2):
         assert cli.run([*train, *more]) == 0
         state = json.loads(capsys.readouterr().out)
         assert state["folder"] == str(tmp_path / "train") and state["passes"] > 0
         assert (state["iterations"], state["finished"]) == (iterations, iterations == 2)
-    adapt = [
-        "adapt",
-        "ioi",
-        *small,
-        str(tmp_path / "adapt"),
-        "--policy",
-        str(tmp_path / "train"),
-        "--rollouts",
-        "0",
-    ]
+    adapt = ["adapt", "ioi", *small, str(tmp_path / "adapt"), "--policy", str(tmp_path / "train")]
     assert cli.run([*adapt, "--seconds", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["finished"] is False
     assert cli.run([*adapt, "--resume"]) == 0

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import mechrl
+from mechrl.agents.paper.checkpoint import save_policy
+from mechrl.agents.paper.deploy import discover as by_paper
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.tasks import TaskSettings
 from mechrl.circuit import Circuit
 from mechrl.cli import app as cli
 from mechrl.errors import MechRLError
-from mechrl.rl.rollout import Deployment, load_policy, shipped_policy, trained_with
-from mechrl.rl.rollout import discover as by_policy
 from mechrl.search.session import SearchSettings, search
 
 
@@ -43,17 +45,17 @@ def test_all_names_are_there_and_no_others() -> None:
         _ = mechrl.serach
 
 
-def test_a_policy_is_deployed_as_the_command_deploys_it(model) -> None:
-    behaviour, folder = mechrl.behaviour("acronyms"), shipped_policy("toy")
+def test_the_papers_agent_is_deployed_as_the_command_deploys_it(model, tmp_path) -> None:
+    torch.manual_seed(0)
+    behaviour, policy = mechrl.behaviour("acronyms"), Policy(16)
+    save_policy(policy, tmp_path)
     lines: list[str] = []
-    settings = {"tau": 0.8, "rollouts": 1, "seed": 3, "pairs": 6}
-    found = mechrl.discover(model, behaviour, "policy", policy=str(folder), report=lines.append, **settings)
-    task, reward = trained_with(folder, 0.8)
-    task = replace(task, pairs=6)
-    assert same(
-        found, by_policy(model, behaviour, load_policy(folder), Deployment(0.8, 1, seed=3), task, reward)
+    settings = {"tau": 0.8, "rollouts": 1, "seed": 3}
+    found = mechrl.discover(
+        model, behaviour, "paper", policy=str(tmp_path), report=lines.append, pairs=6, k=40, **settings
     )
-    assert lines and found.method == "policy"
+    assert same(found, by_paper(model, behaviour, policy, TaskSettings(6, 40), **settings))
+    assert lines and found.method == "paper"
 
 
 def test_the_planner_is_what_the_command_runs(model, tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     path.write_text("\n".join(rows))
     backwards = mechrl.behaviour(path)
     assert not mechrl.judge(model, backwards).exhibited
-    for method in ("planner", "policy", "greedy"):
+    for method in ("planner", "greedy"):
         with pytest.raises(MechRLError, match="does not exhibit"):
             mechrl.discover(model, backwards, method)
     assert mechrl.discover(model, backwards, "greedy", force=True).behaviour == "backwards"
@@ -114,9 +116,8 @@ def test_what_the_model_does_not_do_is_refused_unless_forced(model, tmp_path: Pa
     [
         ({"method": "guess"}, MechRLError, "unknown method"),
         ({"method": "greedy", "policy": "runs/toy"}, MechRLError, "needs no policy"),
-        ({"method": "policy", "rule": "largest"}, MechRLError, "unknown rule"),
-        ({"method": "policy", "policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
-        ({"method": "policy", "rollout": 3}, TypeError, "rollout"),
+        ({"method": "paper"}, MechRLError, "needs a policy"),
+        ({"method": "paper", "policy": "no/such/folder"}, MechRLError, "not the folder of a policy"),
         ({"policy": "runs/toy"}, MechRLError, "planner needs no policy"),
         ({"planner": "no/such/folder"}, MechRLError, "no such file"),
         ({"tau": 1.5}, MechRLError, "tau must lie between"),

@@ -84,10 +84,9 @@ def result_of(cell: Cell) -> dict[str, Any]:
             "device": "a device",
         }
     sizes = {
-        "policy": 500,
-        "policy-greedy": 550,
-        "policy-adapted": 400,
-        "policy-from-scratch": 800,
+        "paper": 500,
+        "paper-adapted": 400,
+        "paper-from-scratch": 800,
         "acdc": 200,
         "blockwise": 90,
     }
@@ -100,7 +99,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
         edges, f, passes = paper.ACDC[name][paper.ACDC_THRESHOLDS.index(a["search"]["thresholds"][0])]
     spread = {"mean": 0.01, "sd": 0.02, "n": 20}
     controls = [
-        {"drawn_from": d, "matched": m, "f": spread}
+        {"drawn_from": d, "matched": m, "f": spread, "metric": spread}
         for d in ("candidates", "graph")
         for m in ("raw", "pruned")
     ]
@@ -140,6 +139,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
         "validity": {
             "necessity": 0.003,
             "necessity_random": spread,
+            "necessity_metric": 0.01,
             "specificity": controls,
             "recovery": recovery,
             "variants": [

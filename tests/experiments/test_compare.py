@@ -26,7 +26,10 @@ def cell(method: str, target: str = "discovery", seed: int = 0, **more) -> Cell:
 
 
 def test_every_method_has_cells_of_its_own() -> None:
-    cells = [cell(m, t, s) for m in compare.METHODS for t in ("discovery", "test", "paper") for s in (0, 1)]
+    targets = {
+        m: ("discovery",) if m in compare.PAPERS else ("discovery", "test", "paper") for m in compare.METHODS
+    }
+    cells = [cell(m, t, s) for m, of in targets.items() for t in of for s in (0, 1)]
     assert len({c.name for c in cells}) == len(cells)
     for method, known in compare.SEARCHES.items():
         arguments = cell(method, "test").arguments["search"]
@@ -35,63 +38,22 @@ def test_every_method_has_cells_of_its_own() -> None:
 
 
 def test_cells_change_with_all_that_determines_them() -> None:
-    assert (
-        cell("policy").name
-        != circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), Agent("2", 300, "metric", {})).name
-    )
-    assert cell("policy").name != cell("policy", half=True).name
+    other = Agent("2", 300, "metric", {})
+    assert cell("paper").name != circuit_cell(MODEL, "ioi", "paper", "discovery", 0, Budget(), other).name
+    assert cell("paper").name != cell("paper", rollouts=3).name
+    assert cell("paper-adapted").name != cell("paper-adapted", adapt_iterations=3).name
     assert cell("greedy").name != cell("greedy", tau=0.8).name
-    assert cell("greedy").name == cell("greedy", rollouts=3).name == cell("greedy", half=True).name
+    assert cell("greedy").name == cell("greedy", rollouts=3).name
 
 
-def test_a_policy_paid_for_the_best_so_far_is_read_along_its_episodes() -> None:
-    """The paper's last masks mean nothing then: its tables have the smallest circuit that reaches the agent's own target."""
-    ours = Agent("1", 300, "union", {"best_so_far": True})
-    papers, own = (
-        circuit_cell(MODEL, "ioi", "policy", "paper", 0, Budget(), agent).arguments["deployment"]
-        for agent in (AGENT, ours)
-    )
-    assert papers | {"rule": "paper", "best_along_episode": False, "tau": 0.9} == papers
-    assert own | {"rule": "smallest", "best_along_episode": True, "tau": None} == own
-    for target in compare.TARGETS:
-        one, other = (
-            circuit_cell(MODEL, "ioi", "policy", target, 0, Budget(), a).arguments["deployment"]
-            for a in (AGENT, ours)
-        )
-        assert one == other and one["tau"] == 0.9 and one["best_along_episode"]
-
-
-def test_candidate_sets_that_spare_nothing_are_not_spoken_of() -> None:
-    """Cells of earlier versions, which knew no `spare`, keep their names."""
-    assert cell("policy").arguments["setting"] == {"pairs": 20, "k": 300, "prefilter": "metric"}
-    fewer = circuit_cell(MODEL, "ioi", "policy", "discovery", 0, Budget(), replace(AGENT, spare=0.01))
-    assert fewer.arguments["setting"]["spare"] == 0.01 and fewer.name != cell("policy").name
-
-
-def test_a_discount_is_spoken_of_if_it_is_not_the_papers() -> None:
-    """Where more is trained, and nowhere else: other cells keep their names."""
-    ours = replace(AGENT, ppo={"gamma": 1.0})
-    for method in compare.POLICIES:
-        own = circuit_cell(MODEL, "ioi", method, "discovery", 0, Budget(), ours)
-        if method in ("policy", "policy-greedy"):
-            assert own == cell(method)
-        else:
-            papers, changed = (c.arguments["policy"]["ppo"] for c in (cell(method), own))
-            assert set(papers) == {"iterations", "transitions", "envs"} and changed == papers | {"gamma": 1.0}
-            assert own.name != cell(method).name and own.mutex != cell(method).mutex
-
-
-def test_one_greedy_rollout_is_a_method() -> None:
-    greedy, sampled = cell("policy-greedy").arguments, cell("policy").arguments
-    assert greedy["deployment"]["rollouts"] == 0 and sampled["deployment"]["rollouts"] == 16
-    assert greedy["policy"] == sampled["policy"] and "policy-greedy" in compare.DEFAULT_METHODS
-
-
-def test_deployments_of_one_adapted_policy_share_its_training() -> None:
-    one, other = cell("policy-adapted", "discovery"), cell("policy-adapted", "test")
-    assert one.mutex == other.mutex != "" and one.name != other.name
-    assert len({one.mutex, cell("policy-adapted", seed=1).mutex, cell("policy-from-scratch").mutex}) == 3
-    assert one.mutex != cell("policy-adapted", adapt_iterations=5).mutex and cell("policy").mutex == ""
+def test_the_papers_agent_has_the_candidates_of_its_training_and_the_papers_budget() -> None:
+    frozen, warm, scratch = (cell(method).arguments for method in compare.PAPERS)
+    assert frozen["setting"] == {"pairs": 20, "k": 300, "prefilter": "metric"}
+    assert frozen["deployment"] == {"tau": 0.9, "rollouts": 16} and frozen["policy"]["ppo"] is None
+    assert warm["policy"]["ppo"] == {"iterations": 80, "transitions": 512, "envs": 4}
+    assert scratch["policy"]["ppo"]["iterations"] == 200
+    with pytest.raises(MechRLError, match="discovery pairs alone"):
+        cell("paper", "test")
 
 
 def test_rows_count_what_failed_and_what_is_missing(tmp_path: Path) -> None:
@@ -147,7 +109,7 @@ def test_mistakes_are_one_line(text: str, said: str) -> None:
     with pytest.raises(MechRLError):
         parse_list(text, "methods", compare.METHODS)
     with pytest.raises(MechRLError, match="needs a policy"):
-        circuit_cell(MODEL, "ioi", "policy", "test", 0, Budget())
+        circuit_cell(MODEL, "ioi", "paper", "discovery", 0, Budget())
 
 
 def test_lists() -> None:

@@ -18,7 +18,7 @@ def test_they_are_few_and_computed(tmp_path) -> None:
     no = [v["name"] for v in view.gated.verdicts.values() if not v["exhibited"]]
     total = len(view.gated.verdicts)
     assert said[0].startswith(f"gpt2 exhibits {total - len(no)} of {total} behaviours")
-    methods = [m for m in view.scope.methods if m != "policy-adapted"]
+    methods = [m for m in view.scope.methods if m != "paper-adapted"]
     by = {m: {c: r for c, r in by_case(view, "discovery", m).items() if r["reached"]} for m in methods}
     by = {m: found for m, found in by.items() if found}
     cases = set.intersection(*map(set, by.values()))

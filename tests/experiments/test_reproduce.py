@@ -15,8 +15,6 @@ import pytest
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.experiments import paper_numbers as paper
-from mechrl.experiments import reproduce
-from mechrl.experiments.compare import Agent
 from mechrl.experiments.paper_tables import all_tables
 from mechrl.experiments.reproduce import (
     QUICK,
@@ -25,12 +23,12 @@ from mechrl.experiments.reproduce import (
     acdc_best,
     agreements,
     choose,
+    cost,
     greedy_best,
     spread,
 )
 from mechrl.experiments.write import write_report
 from mechrl.report.tables import Table
-from mechrl.rl.rollout import shipped_policy
 from mechrl.stats import Spread
 from mechrl.validity.beyond import GREEDY_GRID
 from tests.experiments.made_up import gated, made_up, result_of
@@ -91,7 +89,7 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
             assert "seeds" in headings and "passes" in headings, table.name
     rows = by_name(all_tables(view))
     for row in rows["table-8-matched-discovery"]:
-        adapted = row["method"] == "Policy, adapted"
+        adapted = row["method"] == "The paper's agent, adapted"
         assert row["seeds"] == row["edges"]["n"] == (2 if adapted else 3)
         assert not adapted or get_behaviour(row["behaviour"]).split == "held-out"
     results = view.results(view.cells.matched, "test", "ioi", "blockwise")
@@ -104,36 +102,25 @@ def test_every_table_counts_its_seeds_and_passes(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_path: Path) -> None:
-    scope = Scope(seeds=(0,), only=QUICK.only)
-    paid_for_the_best = Agent("0", 3000, "union", {"best_so_far": True, "margin": 0.07}, 0.01)
-    reaches = Agent(
-        "0", 3000, "union", {"take_back": True, "margin": 0.03, "tau_high": 0.9}, 0.01, reach=0.93
-    )
-    for name, agent, rule in (
-        ("papers", Agent("0", 3000, "metric", {}), "as in the paper, the most faithful of the last masks"),
-        (
-            "ours",
-            paid_for_the_best,
-            "not chosen as in the paper: the smallest along 16 sampled rollouts and a greedy one with f ≥ c − 0.07",
-        ),
-        ("reaches", reaches, "sampled rollouts and a greedy one with f ≥ 0.9, the target of its training"),
-    ):
-        view = made_up(tmp_path / name, scope=scope, agent=agent)
-        texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
-        assert [key for key, text in texts.items() if rule in text] == [
-            key for key in texts if key[:8] in OF_THE_POLICY
-        ]
-        assert ("at most 0.01 lower" in texts["table-2-behaviours"]) == (agent.spare > 0)
-        assert ("not matched in f" in texts["table-4-per-behaviour"]) == (agent is not reaches)
-        greedy = [
-            row
-            for row in by_name(all_tables(view))["table-8-matched-discovery"]
-            if "one greedy rollout" in row["method"]
-        ]
-        assert [row["behaviour"] for row in greedy] == list(QUICK.only)
-        write_report(view, tmp_path / name)
-        plane = json.loads((tmp_path / name / "figures" / "figure-4-cost.json").read_text())["data"]["plane"]
-        assert len(plane["Policy, one greedy rollout"]) == 2
+    view = made_up(tmp_path, scope=Scope(seeds=(0,), only=QUICK.only))
+    texts = {table.name: table.caption + " ".join(table.notes) for table in all_tables(view)}
+    rule = "the most faithful of the last masks of 16 sampled rollouts and a greedy one"
+    assert [key for key, text in texts.items() if rule in text] == [
+        key for key in texts if key[:8] in OF_THE_POLICY
+    ]
+    assert "not matched in f" in texts["table-4-per-behaviour"]
+    write_report(view, tmp_path)
+    plane = json.loads((tmp_path / "figures" / "figure-4-cost.json").read_text())["data"]["plane"]
+    assert len(plane["The paper's agent"]) == 2
+
+
+def test_what_it_costs_is_known_beforehand() -> None:
+    """The paper's: training of order 6 · 10^5, 17 rollouts of 150 steps, some 40,000 for a warm start."""
+    chosen = choose(gated())
+    whole = cost(Scope(seeds=(0,)), chosen, trains=True)
+    assert whole["training"] == 614_400 and whole["adaptation and its control"] == 7 * 280 * 512
+    assert whole["deployment"] == 17 * 150 * (10 + 2 * 7)
+    assert cost(Scope(seeds=(0,)), chosen, trains=False)["training"] == 0
 
 
 def test_nothing_done_is_nothing_shown(tmp_path: Path) -> None:
@@ -164,13 +151,13 @@ def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> 
         (("acronyms", 0), (80, 100.0), (80, 200.0)),  # as small, and cheaper
         (("acronyms", 1), (70, 100.0, False), (80, 200.0)),  # short of τ
     ):
-        put("discovery", case[0], "policy-greedy", case[1], *own)
+        put("discovery", case[0], "paper", case[1], *own)
         put("discovery", case[0], "acdc", case[1], *theirs)
     rows = by_name(all_tables(replace(view)))["table-12-beside"]
-    key = ("matched on", "policy", "beside")
+    key = ("policy", "beside")
     by = {tuple(row[k] for k in key): {k: v for k, v in row.items() if k not in key} for row in rows}
     part = "the policy is, where both reach τ: "
-    assert by["discovery pairs", "Policy, one greedy rollout", "ACDC"] == {
+    assert by["The paper's agent", "ACDC"] == {
         "both done": 4,
         "reach τ: both": 3,
         "reach τ: only policy": 0,
@@ -182,9 +169,6 @@ def test_the_policy_is_held_against_each_search_case_by_case(tmp_path: Path) -> 
         "policy / search: edges": pytest.approx(1.0),
         "policy / search: passes": pytest.approx(0.5 ** (1 / 3)),
     }
-    # sampled rollouts on fresh pairs are run over the costly seeds alone, and compared there alone
-    assert by["fresh pairs", "Policy", "ACDC"]["both done"] == 2
-    assert by["fresh pairs", "Policy, one greedy rollout", "ACDC"]["both done"] == 4
 
 
 def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(tmp_path: Path) -> None:
@@ -285,36 +269,16 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
     )
 
 
-def test_an_agent_whose_candidates_reach_its_target_is_deployed_once_for_both_rules(tmp_path: Path) -> None:
-    plain = made_up(tmp_path, fill=False).cells
-    agents = [
-        Agent("0", 3000, "union", {"take_back": True, "margin": 0.03}, reach=reach) for reach in (0.93, 0.92)
-    ]
-    ours, short = (made_up(tmp_path, fill=False, agent=agent).cells for agent in agents)
-    for method, group in (("policy", "policy"), ("policy-adapted", "adapted")):
-        for cells, same in ((plain, False), (short, False), (ours, True)):
-            for (name, seed), cell in getattr(cells, group).items():
-                assert (
-                    cell.arguments["assess"]
-                    and (cells.matched["discovery", name, method, seed].name == cell.name) == same
-                )
-    assert {cell.arguments["target"] for cell in ours.scratch.values()} == {"paper"}
-
-
-@pytest.mark.parametrize("name", ["toy", "smollm2"])
-def test_a_shipped_policy_says_what_its_training_cost(name: str) -> None:
-    """All of it, looks and exchanges too, which are more passes than steps; as its card has it."""
-    folder = shipped_policy(name)
-    (passes,) = re.findall(r"minutes, ([\d,]+) passes", (folder / "card.md").read_text())
-    about = json.loads((folder / "run.json").read_text())
-    assert reproduce._training(folder)["passes"] == int(passes.replace(",", ""))
-    assert about["passes"] > about["ppo"]["iterations"] * about["ppo"]["transitions"]
+def test_one_circuit_serves_all_tables_of_the_papers_agent(tmp_path: Path) -> None:
+    cells = made_up(tmp_path, fill=False).cells
+    for method, group in (("paper", cells.policy), ("paper-adapted", cells.adapted)):
+        for (name, seed), cell in group.items():
+            assert cell.arguments["assess"] and cells.matched["discovery", name, method, seed] is cell
+    assert not any(key[0] == "test" and key[2].startswith("paper") for key in cells.matched)
 
 
 def test_what_was_done_for_some_counts_for_all(tmp_path: Path) -> None:
-    some = made_up(
-        tmp_path, scope=Scope(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "policy"))
-    )
+    some = made_up(tmp_path, scope=Scope(seeds=(0, 2), only=("ioi", "acronyms"), methods=("greedy", "paper")))
     everything = made_up(tmp_path, fill=False)
     assert everything.count()[0] == some.count()[0] == len(list(some.cells)) < len(list(everything.cells))
 
@@ -351,6 +315,7 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, env=environment, timeout=300, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [str(tmp_path / "report.html")]
+    assert "the paper's agent will take at most 2,7" in run.stderr
     html = (tmp_path / "report.html").read_text()
     names = [p.name for p in (tmp_path / "cells").glob("*.json") if not p.name.startswith(("gate", "train"))]
     assert f"{len(names)} of {len(names)} cells done." in html

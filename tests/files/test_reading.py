@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import resource
-import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from safetensors.numpy import save
 
 from mechrl.cli import app as cli
 from mechrl.files.sealed import read_sealed
-from mechrl.rl import rollout
+from tests.agents.paper.small import write_policy
 from tests.fuzz.planner import make_network
 from tests.viewer.circuits import SMALL, random_circuit
 
-POLICY = rollout.SHIPPED / "toy"
 ROW = {
     "clean": "I live in Paris. My city is",
     "corrupt": "I live in Rome. My city is",
@@ -73,9 +71,18 @@ READ: dict[str, tuple[str, list[str]]] = {
     "circuit": ("c.json", ["validate", "c.json"]),
     "behaviour": ("mine.jsonl", ["behaviours", "-b", "mine.jsonl"]),
     "behaviour, CSV": ("mine.csv", ["behaviours", "-b", "mine.csv"]),
-    "policy": ("policy/config.json", ["deploy", "ioi", "--policy", "policy", "--out", "out"]),
-    "policy's run": ("policy/run.json", ["deploy", "ioi", "--policy", "policy", "--out", "out"]),
-    "weights": ("policy/model.safetensors", ["deploy", "ioi", "--policy", "policy", "--out", "out"]),
+    "policy": (
+        "policy/config.json",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
+    "policy's run": (
+        "policy/run.json",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
+    "weights": (
+        "policy/model.safetensors",
+        ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--out", "out"],
+    ),
     "state": ("out/state.safetensors", [*SEARCH, "--resume"]),
     "model": ("model/config.json", ["behaviours", "--model", "model"]),
     "GGUF": ("m.gguf", ["behaviours", "--model", "m.gguf"]),
@@ -91,7 +98,7 @@ READ: dict[str, tuple[str, list[str]]] = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(POLICY, "policy")
+    write_policy(Path("policy"))
     for folder in ("out", "model", "planner", "mine/records"):
         Path(folder).mkdir(parents=True)
     make_network(Path("planner"))
@@ -103,8 +110,8 @@ def warm() -> None:
     import gguf
     import transformers
 
+    import mechrl.agents.paper.deploy
     import mechrl.models
-    import mechrl.rl.rollout
 
     assert gguf and transformers and mechrl.models
 

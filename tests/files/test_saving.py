@@ -23,27 +23,14 @@ from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.worker import CellRunner
 from mechrl.files import CannotWrite, saving
 from mechrl.search.problem import State
+from tests.agents.paper.small import shrink, write_policy
 from tests.experiments import work_jobs
 from tests.fuzz.planner import some_network, some_record
 from tests.test_bad_input import room_for
 
-SMALL = [
-    "--k",
-    "20",
-    "--pairs",
-    "2",
-    "--transitions",
-    "8",
-    "--envs",
-    "2",
-    "--device",
-    "cpu",
-    "--force",
-    "--out",
-    "out",
-]
-TRAIN = ["train", "--behaviours", "ioi", *SMALL, "--iterations", "4", "--save-every", "1"]
-ADAPT = ["adapt", "ioi", *SMALL, "--iterations", "4", "--save-every", "1", "--rollouts", "0"]
+SMALL = ["--envs", "2", "--device", "cpu", "--force", "--out", "out"]
+TRAIN = ["train", "--behaviours", "ioi", "--k", "20", *SMALL, "--iterations", "4", "--save-every", "1"]
+ADAPT = ["adapt", "ioi", "--policy", "policy", *SMALL, "--iterations", "4", "--save-every", "1"]
 SEARCH = [
     "search",
     "acdc",
@@ -59,7 +46,7 @@ SEARCH = [
     "--out",
     "out",
 ]
-DISCOVER = ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"]
+DISCOVER = ["discover", "ioi", "--agent", "paper", "--policy", "policy", "--device", "cpu", "--out", "out"]
 FULL = "No space left on device); make room"
 
 
@@ -67,6 +54,8 @@ FULL = "No space left on device); make room"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
+    shrink(monkeypatch)
+    write_policy(Path("policy"))
 
 
 class Disk:
@@ -202,7 +191,7 @@ def test_a_run_that_never_can_be_saved_says_what_it_came_to(
     if command is TRAIN:
         assert "trained to the end" in said.out
     else:
-        assert Circuit.load("out/circuit.json").method == "policy-adapted"  # it is small enough
+        assert Circuit.load("out/circuit.json").method == "paper-adapted"  # it is small enough
     assert last.startswith(
         "mechrl: out/model.safetensors: cannot be written (File too large); raise the limit"
     )
@@ -214,7 +203,7 @@ def test_metrics_wait_until_there_is_room(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line is lost or cut: what did not fit is written before the next one."""
-    from mechrl.rl import log
+    from mechrl.agents.paper import log
 
     class Small:
         """A file that takes a few bytes of the third line, and then none for two lines."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -19,25 +19,24 @@ import torch
 import transformers
 
 from mechrl import attribution
+from mechrl.agents.paper.checkpoint import load_policy, save_policy, trained_with
+from mechrl.agents.paper.deploy import Rollouts
+from mechrl.agents.paper.env import EnvConfig, Task, make_task
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.ppo import PPOConfig, Trainer
+from mechrl.agents.paper.tasks import TaskSettings
+from mechrl.agents.paper.train import Run, _check_continues, _load, describe
 from mechrl.behaviours import PARTS, load_behaviour
 from mechrl.circuit import Circuit
 from mechrl.cli.view import read_notes
 from mechrl.engine import Engine
-from mechrl.engine.ledger import Ledger
 from mechrl.errors import MechRLError
 from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import rows
 from mechrl.files.sealed import sealed
 from mechrl.models import load_model
 from mechrl.models.gguf import byte_level_bpe
-from mechrl.rl.env import RewardSettings, make_task
-from mechrl.rl.journal import Journal
-from mechrl.rl.policy import Policy, PolicyConfig
-from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import learned_with, load_policy, trained_with
-from mechrl.rl.tasks import TaskSettings
-from mechrl.rl.train import Run, _check_continues, _load, describe
-from mechrl.search.problem import State
+from mechrl.search.problem import Interrupted, State
 from mechrl.search.session import SearchSettings, check_continues
 from tests.behaviours.tokenizers import gpt2, word_level
 from tests.fuzz import planner
@@ -119,12 +118,18 @@ def engine() -> Engine:
     return Engine(model, TinyPairs(clean, corrupt))
 
 
-def new_trainer() -> Trainer:
+ENV = EnvConfig(max_steps=3)
+
+
+@cache
+def task() -> Task:
     scores = np.random.default_rng(0).normal(size=engine().graph.n_edges)
-    reward = RewardSettings(max_steps=3)
-    task = make_task("tiny", engine(), np.argsort(-abs(scores))[:20].copy(), [scores], reward)
+    return make_task("tiny", engine(), np.argsort(-abs(scores))[:20].copy(), scores, ENV)
+
+
+def new_trainer() -> Trainer:
     torch.manual_seed(0)
-    return Trainer([task], PPOConfig(2, 8, 2, minibatches=2), reward, Policy(PolicyConfig(4)))
+    return Trainer([task()], PPOConfig(2, 8, 2, minibatches=2), ENV, Policy(4))
 
 
 @cache
@@ -139,14 +144,13 @@ def about() -> dict:
 
 
 def make_policy(folder: Path) -> None:
-    new_trainer().policy.save(folder)
+    save_policy(new_trainer().policy, folder)
     (folder / "run.json").write_text(json.dumps(about()))
 
 
 def read_policy(folder: Path) -> None:
     load_policy(folder)
-    trained_with(folder, 0.9)
-    learned_with(folder)
+    trained_with(folder)
 
 
 def make_run(folder: Path) -> None:
@@ -164,17 +168,17 @@ def read_run(folder: Path) -> None:
     Run(folder, trainer(), about(), resume=True)
 
 
-ARRAYS = {"candidates": np.arange(5), "way.f": np.zeros((2, 3))}
+def rollouts() -> Rollouts:
+    return Rollouts(trainer().policy, task(), ENV, 2, 0)
 
 
-def make_journal(folder: Path) -> None:
-    spent = {"passes": 1.0, "seconds": 2.0}
-    (folder / "rollouts-0.safetensors").write_bytes(sealed(ARRAYS, {"spent": json.dumps(spent)}))
+def make_rollouts(folder: Path) -> None:
+    with suppress(Interrupted):
+        rollouts().run(path=folder / "rollouts.safetensors", stopping=lambda: True)
 
 
-def read_journal(folder: Path) -> None:
-    charged = SimpleNamespace(passes=0.0, ledger=Ledger())  # all that it wants of an engine
-    if Journal(folder, charged).next({"candidates": np.arange(5)}) is None:
+def read_rollouts(folder: Path) -> None:
+    if not rollouts().restore(folder / "rollouts.safetensors"):
         raise MechRLError("done again")
 
 
@@ -334,7 +338,7 @@ READERS = (
     Reader("policy", make_policy, read_policy),
     Reader("checkpoint", make_run, read_checkpoint, ("checkpoint.safetensors",)),
     Reader("training run", make_run, read_run, ("run.json", "metrics.jsonl")),
-    Reader("rollouts", make_journal, read_journal),
+    Reader("rollouts", make_rollouts, read_rollouts),
     Reader("search state", make_state, read_state),
     Reader("score cache", make_scores, read_scores),
     Reader("cell", make_cell, read_cell),

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from mechrl.rl import kernels
 from mechrl.rl.env import BATCH_SIZES, RewardSettings
 from mechrl.rl.journal import Journal
 from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, replay
 from mechrl.rl.ppo import PPOConfig, Trainer
 from mechrl.rl.rollout import rollouts
+
 from mechrl.search.problem import Interrupted
 from tests.rl.tasks import small_task
 from tests.rl.test_policy import random_states

@@ -19,7 +19,6 @@ ORDER = [
     "candidates",
     "circuit circuit_json circuit_views",
     "search",
-    "rl",
     "agents",
     "report",
     "validity",

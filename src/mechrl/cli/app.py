@@ -27,7 +27,7 @@ from mechrl.cli.metrics import metrics_command
 from mechrl.cli.planner import app as planner_app
 from mechrl.cli.search import search_command
 from mechrl.cli.terminal import answer_json, answer_table
-from mechrl.cli.train import adapt_command, deploy_command, train_command
+from mechrl.cli.train import adapt_command, curves_command, train_command
 from mechrl.cli.validate import validate_command
 from mechrl.cli.view import export_command, view_command
 from mechrl.errors import MechRLError
@@ -95,7 +95,6 @@ def models(as_json: options.Json = False) -> None:
 app.command("behaviours")(behaviours_command)
 app.command("check")(check_command)
 app.command("discover")(discover_command)
-app.command("deploy")(deploy_command)
 app.command("adapt")(adapt_command)
 app.command("search")(search_command)
 app.command("validate")(validate_command)
@@ -103,6 +102,7 @@ app.command("metrics")(metrics_command)
 app.command("compare")(compare_command)
 app.command("reproduce")(reproduce_command)
 app.command("train")(train_command)
+app.command("curves")(curves_command)
 app.command("export")(export_command)
 app.command("view")(view_command)
 app.add_typer(bench_app, name="bench")
@@ -174,7 +174,7 @@ def _explain(exc: BaseException) -> tuple[str, int]:
         return f"{where}{exc.strerror}; {advice(exc.errno)}", 1
     if isinstance(exc, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text:
         return (
-            "out of memory; take a smaller model, fewer --pairs, --envs or --rollouts, or another --device",
+            "out of memory; take a smaller model, fewer --pairs or --envs, or another --device",
             1,
         )
     what = f"{type(exc).__name__}: {text}" if text else type(exc).__name__

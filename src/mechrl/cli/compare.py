@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mechrl.cli import options
 from mechrl.cli.output import one_writer
-from mechrl.cli.terminal import answer, answer_json, answer_table
+from mechrl.cli.search import duration
+from mechrl.cli.terminal import answer, answer_json, answer_table, working
 from mechrl.errors import MechRLError
 from mechrl.files.saving import not_saved
 from mechrl.messages import say
 from mechrl.ranges import MOST_EDGES, MOST_STEPS
+
+if TYPE_CHECKING:
+    from mechrl.experiments.experiment import Experiment
 
 # ---- compare --------------------------------------------------------------------------------------------------------
 
@@ -28,7 +32,8 @@ def compare_command(
         str | None,
         typer.Option(
             rich_help_panel=options.EXPERT,
-            help="Comma-separated; also `top-n-kl`, `greedy-kl` and `policy-from-scratch`. [default: all others]",
+            help="Comma-separated; also `top-n-kl`, `greedy-kl`, `matryoshka` and, with --policy, `paper`, `paper-adapted` and "
+            "`paper-from-scratch`. [default: all other searches, and with --policy `paper` and `paper-adapted`]",
             show_default=False,
         ),
     ] = None,
@@ -43,21 +48,21 @@ def compare_command(
     tau: options.Tau = 0.9,
     pairs: options.Pairs = 20,
     k: Annotated[
-        int | None,
+        int,
         typer.Option(
             "--k",
             min=1,
             max=MOST_EDGES,
             rich_help_panel=options.BUDGET,
-            help="Candidate edges by each score. [default: 3000; a policy's own]",
-            show_default=False,
+            help="Candidate edges of a search, by each score; a policy has its own.",
         ),
-    ] = None,
-    policy: options.Policy = None,
-    rollouts: options.Rollouts = 16,
+    ] = 3000,
+    policy: options.PolicyOfPaper = None,
     iterations: Annotated[
         int,
-        typer.Option(min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of a policy's adaptation."),
+        typer.Option(
+            min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of the policy's adaptation."
+        ),
     ] = 80,
     out: Annotated[
         Path,
@@ -69,7 +74,6 @@ def compare_command(
     ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
-    half: options.Half = False,
     force: options.ForceAll = False,
     as_json: options.Json = False,
 ) -> None:
@@ -80,10 +84,8 @@ def compare_command(
     Examples:
 
     - `mechrl compare --behaviours ioi,acronyms --methods greedy,acdc,blockwise`
-    - `mechrl compare --model smollm2 --jobs 4 --seconds 500 --half --out runs/smollm2`
+    - `mechrl compare --model smollm2 --jobs 4 --seconds 500 --out runs/smollm2`
     """
-    from dataclasses import replace
-
     from mechrl.experiments import compare
     from mechrl.experiments.compare import Budget, circuit_cell, parse_list, parse_seeds
     from mechrl.experiments.compare_tables import comparison_tables
@@ -92,15 +94,12 @@ def compare_command(
     if not 0 < tau < 1:
         raise MechRLError(f"tau must lie between 0 and 1, not be {tau:g}")
     numbers = parse_seeds(seeds)
-    chosen = parse_list(methods or ",".join(compare.DEFAULT_METHODS), "methods", compare.METHODS)
+    default = compare.DEFAULT_SEARCHES if policy is None else compare.DEFAULT_METHODS
+    chosen = parse_list(methods or ",".join(default), "methods", compare.METHODS)
     aims = parse_list(targets, "targets", compare.TARGETS)
-    budget = Budget(
-        tau=tau, pairs=pairs, k=k or 3000, rollouts=rollouts, adapt_iterations=iterations, half=half
-    )
+    budget = Budget(tau=tau, pairs=pairs, k=k, adapt_iterations=iterations)
     experiment = Experiment(model, out, policy, device, jobs, seconds, ray)
-    agent = experiment.agent(tau) if set(chosen) & set(compare.POLICIES) else None
-    if agent is not None and k is not None:
-        agent = replace(agent, k=k)
+    agent = experiment.agent() if set(chosen) & set(compare.PAPERS) else None
     with _left(as_json, tables=[]), experiment:
         known = experiment.gate(behaviours, force)
         cells = [
@@ -109,6 +108,7 @@ def compare_command(
             for aim in aims
             for name in known.names
             for method in chosen
+            if aim == "discovery" or method not in compare.PAPERS  # which know these pairs alone
         ]
         finished = experiment.run(cells)
     tables = comparison_tables(
@@ -168,11 +168,20 @@ def reproduce_command(
             help="Folder for the cells, the tables, the figures and report.html.",
         ),
     ] = Path("runs/reproduce"),
+    agent: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=options.BASICS,
+            metavar="[paper]",
+            callback=options.choice("paper"),
+            help="Whose tables these are.",
+        ),
+    ] = "paper",
     policy: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=options.EXPERT,
-            help="Folder of a policy. [default: the one that comes with MechRL; without one, a new one is trained]",
+            rich_help_panel=options.BASICS,
+            help="Folder of its policy, which `mechrl train` writes. [default: one is trained first]",
             show_default=False,
         ),
     ] = None,
@@ -181,7 +190,7 @@ def reproduce_command(
         str,
         typer.Option(
             rich_help_panel=options.REPRODUCIBILITY,
-            help="Of adaptation, training from scratch, sampled rollouts on fresh pairs, ACDC over the whole graph.",
+            help="Of adaptation, training from scratch, ACDC over the whole graph.",
         ),
     ] = "0",
     behaviours: Annotated[
@@ -204,8 +213,7 @@ def reproduce_command(
     ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
     device: options.Device = "auto",
-    half: options.Half = False,
-    envs: options.Envs = 32,
+    envs: options.Envs = 4,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report from what is done; do nothing more.")
     ] = False,
@@ -213,6 +221,7 @@ def reproduce_command(
 ) -> None:
     """Every table and figure of the paper for a model, in one report.html with CSV, JSON, PNG and SVG beside it.
 
+    The paper's agent is trained, deployed and adapted; what that takes is said before it begins.
     Every finished cell is a file: stop it at any time, and the same command goes on from there. The report shows what is done so far;
     what was done for some behaviours or methods counts when all are asked for.
 
@@ -220,22 +229,22 @@ def reproduce_command(
 
     - `mechrl reproduce --quick`
     - `mechrl reproduce --model gpt2 --out runs/gpt2`
-    - `mechrl reproduce --model smollm2 --jobs 6 --half --envs 128 --seconds 540 --out runs/smollm2`
+    - `mechrl reproduce --model smollm2 --policy runs/policy --jobs 6 --seconds 540 --out runs/smollm2`
     """
     from dataclasses import replace
 
+    from mechrl.agents.paper.tasks import choose_behaviours
     from mechrl.experiments.compare import METHODS, parse_list, parse_seeds
     from mechrl.experiments.experiment import Experiment
-    from mechrl.experiments.reproduce import QUICK, Scope, View, agent_of, cells_of, choose
+    from mechrl.experiments.reproduce import QUICK, Scope, View, agent_of, cells_of, choose, cost
     from mechrl.experiments.write import write_report
-    from mechrl.rl.tasks import choose_behaviours
 
     if report_only and not (out / "cells").is_dir():
         raise MechRLError(
             f"{out}: nothing is done there yet; give the folder of a reproduction, or leave --report-only out"
         )
     scope = QUICK if quick else Scope(tuple(parse_seeds(seeds)), tuple(parse_seeds(costly_seeds)))
-    scope = replace(scope, budget=replace(scope.budget, half=half, envs=scope.budget.envs if quick else envs))
+    scope = replace(scope, budget=replace(scope.budget, envs=scope.budget.envs if quick else envs))
     if behaviours is not None:
         scope = replace(scope, only=tuple(b.name for b in choose_behaviours(behaviours)))
     if methods is not None:
@@ -245,12 +254,16 @@ def reproduce_command(
     )
     with _left(as_json, report=None), experiment:
         gated = experiment.gate(",".join(scope.only) or "every")
-        agent, training = agent_of(experiment, scope, gated)
         chosen = choose(gated, scope.only)
-        cells = cells_of(scope, gated, chosen, agent)
+        if not report_only:
+            _forecast(
+                experiment, cost(scope, chosen, trains=policy is None), gated.names[0], scope.budget.pairs
+            )
+        trained, training = agent_of(experiment, scope, gated)
+        cells = cells_of(scope, gated, chosen, trained)
         finished = experiment.run(list(cells))
         command = experiment.command.replace(" --report-only", "")  # it made none of the numbers
-        view = View(scope, gated, chosen, cells, experiment.workspace, agent, training, command)
+        view = View(scope, gated, chosen, cells, experiment.workspace, trained, training, command)
         done, failed, total = view.count()
         say(
             f"{done} of {total} cells done, {failed} failed, {total - done - failed} to go; writing the report"
@@ -267,3 +280,26 @@ def reproduce_command(
             answer(line)
     experiment.leave(finished or report_only)
     _check_failed([reason for _, reason in view.failed()])
+
+
+def _forecast(experiment: Experiment, passes: dict[str, int], behaviour: str, pairs: int) -> None:
+    """What the paper's agent will take, in passes and in hours here: a circuit is run once to see how long that takes."""
+    from mechrl.agents.paper.tasks import Scored, TaskSettings
+    from mechrl.behaviours import get_behaviour
+    from mechrl.candidates import candidate_set
+    from mechrl.engine.estimate import estimate
+    from mechrl.models import load_model
+
+    total = sum(passes.values())
+    parts = ", ".join(f"{what} {n:,}" for what, n in passes.items() if n)
+    if experiment.executor is None:
+        with working("how long a pass takes"):
+            model = load_model(experiment.model, device=experiment.workspace.context["device"])
+            scored = Scored.of(model, get_behaviour(behaviour), TaskSettings(pairs=pairs))
+            seconds = estimate(scored.engine, candidate_set([scored.scores], 3000)).seconds(total)
+        hours = f", at most {duration(seconds)} of forward passes by one worker on this device"
+    else:
+        hours = ""
+    say(
+        f"the paper's agent will take at most {total:,} passes ({parts}){hours}; the searches and ACDC come on top"
+    )

@@ -1,4 +1,4 @@
-"""`mechrl discover`: the planner finds a circuit, with progress; it can be interrupted at any time and resumed."""
+"""`mechrl discover`: an agent finds a circuit, with progress; it can be interrupted at any time and resumed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
 from mechrl.cli.terminal import Live, answer, working
+from mechrl.cli.train import tell
+from mechrl.errors import MechRLError
 from mechrl.files.saving import Saving
 from mechrl.messages import say
 from mechrl.ranges import MOST_STEPS
@@ -27,6 +29,15 @@ _SAVE_EVERY = 10.0  # seconds
 def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
+    agent: Annotated[
+        str,
+        typer.Option(
+            metavar="[planner|paper]",
+            callback=options.choice("planner", "paper"),
+            rich_help_panel=options.BASICS,
+            help="Who finds it: the `planner`, or the `paper`'s agent with a --policy that you have trained.",
+        ),
+    ] = "planner",
     tau: options.Tau = 0.9,
     holds_on: options.HoldsOn = None,
     out: Annotated[
@@ -54,6 +65,7 @@ def discover_command(
             show_default=False,
         ),
     ] = None,
+    policy: options.PolicyOfPaper = None,
     seed: options.Seed = 0,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
@@ -63,12 +75,24 @@ def discover_command(
 ) -> None:
     """Find the circuit of a behaviour with a planner that has learned what edits do: small, and cheaper than a search.
 
+    With `--agent paper` a policy of the paper's kind does: 16 sampled episodes and a greedy one, of which the most faithful counts.
+
     Examples:
 
     - `mechrl discover ioi`
     - `mechrl discover acronyms --model smollm2 --out runs/acronyms`
     - `mechrl discover mine.jsonl --model smollm2 --holds-on discovery --json`
+    - `mechrl discover ioi --agent paper --policy runs/toy`
     """
+    if agent == "paper":
+        if holds_on == "fresh" or planner is not None:
+            raise MechRLError(
+                "--holds-on fresh and --planner are the planner's; the paper's agent knows the discovery pairs alone"
+            )
+        _by_paper(behaviour, model, policy, tau, pairs, out, seed, bos, device, force, resume, as_json)
+        return
+    if policy is not None:
+        raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
     from mechrl import gate
     from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
@@ -87,7 +111,7 @@ def discover_command(
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     if resume:
         session = Session.resume(state_path, loaded, chosen, network, settings)
     else:
@@ -159,3 +183,64 @@ def _line(session: Session) -> str:
         f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} of at most {now.budget:,} passes, "
         f"{duration(now.seconds)}, at most {duration(left)} left"
     )
+
+
+def _by_paper(
+    behaviour: str,
+    model: str,
+    policy: Path | None,
+    tau: float,
+    pairs: int,
+    out: Path,
+    seed: int,
+    bos: str,
+    device: str,
+    force: bool,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    from dataclasses import replace
+
+    from mechrl import gate
+    from mechrl.agents.paper.checkpoint import load_policy, trained_with
+    from mechrl.agents.paper.deploy import discover
+    from mechrl.behaviours import get_behaviour
+    from mechrl.models import load_model
+    from mechrl.search.problem import Interrupted
+
+    chosen = get_behaviour(behaviour)
+    if policy is None:
+        raise MechRLError(
+            "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
+        )
+    network = load_policy(policy)
+    settings, env = trained_with(policy)
+    path = out / "rollouts.safetensors"
+    if resume and not path.exists():
+        raise MechRLError(f"{out}: no rollouts to resume; start without --resume")
+    with working(f"loading {model}"):
+        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+    if not force:
+        gate.check(loaded, chosen)
+    if not resume:
+        path.unlink(missing_ok=True)
+    with Live("discover", quiet=0) as live, stop_signals() as stopped:
+        live.show(f"ranking the edges of {model}")
+        try:
+            circuit = discover(
+                loaded,
+                chosen,
+                network.to(loaded.device),
+                replace(settings, pairs=pairs),
+                env,
+                tau=tau,
+                seed=seed,
+                report=lambda step, line: live.show(line, step, env.max_steps),
+                path=path,
+                stopping=lambda: bool(stopped),
+            )
+        except Interrupted:
+            say(f"interrupted; {path} holds how far it came. To go on, repeat the command with --resume")
+            raise typer.Exit(128 + stopped[0]) from None
+    tell(circuit, out / "circuit.json", as_json)
+    path.unlink(missing_ok=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
-from mechrl.names import PREFILTERS, check_model, one_of
+from mechrl import names
+from mechrl.names import check_model, one_of
 from mechrl.ranges import (
     MOST_AT_ONCE,
-    MOST_COEFFICIENT,
     MOST_JOBS,
     MOST_PAIRS,
     MOST_SECONDS,
@@ -40,13 +39,10 @@ def all_finite(values: list[float] | None) -> list[float] | None:
     return values
 
 
-def choice(*known: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback for an option that is one of a few words: a typo is answered at once, with what was meant."""
-
-    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        return value if value is None else one_of(parameter.name or "choice", value, known)
-
-    return check
+def choice(name: str, kind: Any) -> dict[str, Any]:
+    """An option, or an argument, that is one of a `Literal`'s words: a typo is answered at once, with what was meant."""
+    known = get_args(kind)
+    return {"parser": lambda value: one_of(name, value, known), "metavar": f"[{'|'.join(known)}]"}
 
 
 def _model(value: str | None) -> str | None:
@@ -73,11 +69,10 @@ Model = Annotated[
     ),
 ]
 Bos = Annotated[
-    str,
+    names.Bos,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[auto|yes|no]",
-        callback=choice("auto", "yes", "no"),
+        **choice("bos", names.Bos),
         help="Whether prompts open with a first token (BOS); `auto` is the model's own convention.",
     ),
 ]
@@ -114,14 +109,22 @@ CircuitBehaviour = Annotated[
     ),
 ]
 
+SearchMethod = Annotated[
+    names.SearchMethod,
+    typer.Argument(
+        help=", ".join(f"`{name}`" for name in names.SEARCH_METHODS) + ".",
+        show_default=False,
+        parser=choice("method", names.SearchMethod)["parser"],
+    ),
+]
+
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
 HoldsOn = Annotated[
-    str | None,
+    names.HoldsOn | None,
     typer.Option(
         "--holds-on",
-        metavar="[fresh|discovery]",
-        callback=choice("fresh", "discovery"),
+        **choice("holds-on", names.HoldsOn),
         rich_help_panel=BASICS,
         help="The pairs on which f ≥ tau must hold: `fresh` ones, as validation pairs judge, or the `discovery` pairs alone. "
         "[default: fresh, where there are ten validation and ten test pairs]",
@@ -136,11 +139,10 @@ Pairs = Annotated[
     int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_PAIRS, help="Discovery pairs per behaviour.")
 ]
 Prefilter = Annotated[
-    str,
+    names.Prefilter,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[metric|kl|union]",
-        callback=choice(*PREFILTERS),
+        **choice("prefilter", names.Prefilter),
         help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).",
     ),
 ]
@@ -171,63 +173,35 @@ ForceAll = Annotated[
     typer.Option("--force", rich_help_panel=EXPERT, help="Also behaviours that the model does not exhibit."),
 ]
 
-# ---- policies -------------------------------------------------------------------------------------------------------
+# ---- the paper's agent ----------------------------------------------------------------------------------------------
 
 Policy = Annotated[
+    Path,
+    typer.Option(
+        rich_help_panel=BASICS, help="Folder of a policy, which `mechrl train` writes.", show_default=False
+    ),
+]
+PolicyOfPaper = Annotated[
     Path | None,
     typer.Option(
-        rich_help_panel=EXPERT,
-        help="Folder of a policy. [default: the one that comes with MechRL]",
+        rich_help_panel=BASICS,
+        help="Folder of a policy for the paper's agent, which `mechrl train` writes.",
         show_default=False,
     ),
 ]
-Rollouts = Annotated[
+Envs = Annotated[
     int,
     typer.Option(
-        rich_help_panel=BUDGET,
-        min=0,
-        max=MOST_AT_ONCE,
-        help="A policy's sampled rollouts, besides the greedy one.",
+        rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side, of 512 steps in all."
     ),
 ]
-Transitions = Annotated[
-    int, typer.Option(rich_help_panel=EXPERT, min=1, max=MOST_STEPS, help="Environment steps per iteration.")
-]
-Envs = Annotated[
-    int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_AT_ONCE, help="Episodes side by side.")
-]
-Half = Annotated[
-    bool,
-    typer.Option(
-        "--half",
-        rich_help_panel=BUDGET,
-        help="Rollouts in half precision on a GPU: faster, their f is off by less than 1e-3.",
-    ),
-]
-Margin = Annotated[
-    float,
+ScoredBy = Annotated[
+    str,
     typer.Option(
         rich_help_panel=EXPERT,
-        min=-1,
-        max=1,
-        callback=finite,
-        help="The agent's target lies this far below the candidates' own f.",
-    ),
-]
-LearningRate = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=EXPERT, min=0, max=1, callback=finite, help="At the start; it falls linearly to zero."
-    ),
-]
-Entropy = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=EXPERT,
-        min=0,
-        max=MOST_COEFFICIENT,
-        callback=finite,
-        help="Coefficient of the entropy bonus.",
+        metavar="[metric|kl]",
+        callback=choice("metric", "kl"),
+        help="What candidates are chosen by: the behaviour's own `metric` (the paper), or `kl`.",
     ),
 ]
 

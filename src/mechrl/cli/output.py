@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -24,6 +23,7 @@ _OURS = (
     "circuit.json",
     "state.safetensors",
     "planner.safetensors",
+    "rollouts.safetensors",
     "run.json",
     "metrics.jsonl",
     "checkpoint.safetensors",
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def one_writer(command: F) -> F:
-    """A command that has the folder `out` for itself while it runs. Under `torchrun` the first process has it for all."""
+    """A command that has the folder `out` for itself while it runs."""
     signature = inspect.signature(command)
 
     @wraps(command)
@@ -45,8 +45,6 @@ def one_writer(command: F) -> F:
         check_folder(out)
         for name in _OURS:
             check_replaceable(out / name)
-        if os.environ.get("RANK", "0") != "0":
-            return command(*args, **options)
         with only_writer(out):
             return command(*args, **options)
 

@@ -173,7 +173,7 @@ def collect(
     from mechrl.experiments import collect as collecting
     from mechrl.experiments.compare import parse_seeds
     from mechrl.experiments.experiment import Experiment
-    from mechrl.rl.train import file_checksum
+    from mechrl.files.reading import file_checksum
 
     seeds = parse_seeds(draws)
     if network is not None:

@@ -27,14 +27,7 @@ _SAVE_EVERY = 10.0  # seconds
 
 @one_writer
 def search_command(
-    method: Annotated[
-        str,
-        typer.Argument(
-            callback=options.choice("top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"),
-            help="`top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka` or `blockwise`.",
-            show_default=False,
-        ),
-    ],
+    method: options.SearchMethod,
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     tau: options.Tau = 0.9,
@@ -144,14 +137,14 @@ def search_command(
     ):  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
         attempts = 1 if method == "blockwise" and where.type == "cpu" else ATTEMPTS
     settings = SearchSettings(
-        method=method,  # type: ignore[arg-type]  # checked there, with a message for people
+        method=method,
         tau=tau,
         pairs=pairs,
         k=k,
         whole_graph=whole_graph,
-        prefilter=prefilter,  # type: ignore[arg-type]
+        prefilter=prefilter,
         thresholds=tuple(threshold) if threshold else THRESHOLDS,
-        holds_on=holds_on,  # type: ignore[arg-type]
+        holds_on=holds_on,
         minibatch=minibatch,
         seed=seed,
         attempts=attempts,
@@ -160,7 +153,7 @@ def search_command(
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
     with working(f"loading {model}"):
-        loaded = load_model(model, device=where, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=where, bos=bos)
     warnings: tuple[str, ...] = ()
     with working(f"ranking the edges of {model} for {chosen.name}"):
         if about is not None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mechrl.errors import MechRLError
-from mechrl.messages import plain, say, speaks
+from mechrl.messages import plain, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,8 +26,7 @@ _NO_LIMIT = 10_000  # columns: a pipe does not wrap
 
 def answer(line: object) -> None:
     """A line of the result, for people."""
-    if speaks():
-        print(plain(line))
+    print(plain(line))
 
 
 def answer_json(value: object) -> None:
@@ -38,8 +37,7 @@ def answer_json(value: object) -> None:
         raise MechRLError(
             "the result has numbers that are NaN or infinite; check the model and its pairs"
         ) from exc
-    if speaks():
-        print(text)
+    print(text)
 
 
 def answer_table(header: list[str], rows: list[list[str]]) -> None:
@@ -122,4 +120,4 @@ def working(what: str) -> Iterator[None]:
 
 
 def _terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and speaks()
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,18 +1,14 @@
 """All methods on all behaviours at matched faithfulness: which cells there are, and what they add up to.
 
 Two targets. `discovery`: f ≥ tau on the pairs that the method saw, as the paper compares. `test`: f ≥ tau on fresh pairs, as judged
-by validation pairs; f on test pairs, which judge nothing, is reported beside both. A policy chooses among all masks along its
-episodes; one that takes back what fails aims higher for fresh pairs, as searches do.
-
-`paper`, for the tables of the paper: the most faithful of the episodes' last masks, whatever its size. A policy that was paid for the
-best so far cuts on beyond it, so that its last masks mean nothing, and the most faithful along an episode is where it began: of such a
-policy the smallest circuit with f ≥ τ_i = c_i − δ, the target that it was trained for.
+by validation pairs; f on test pairs, which judge nothing, is reported beside both. The paper's agent knows discovery pairs alone, and
+returns its most faithful circuit, whether that reaches tau or not. `paper`: cells of the paper's tables only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -37,18 +33,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "matryoshka": {"method": "matryoshka", "prefilter": "union"},
     "blockwise": {"method": "blockwise", "prefilter": "union"},
 }
-POLICIES = ("policy", "policy-greedy", "policy-adapted", "policy-from-scratch")
-METHODS = (*SEARCHES, *POLICIES)
-DEFAULT_METHODS = (
-    "top-n",
-    "greedy",
-    "acdc",
-    "edge-pruning",
-    "blockwise",
-    "policy",
-    "policy-greedy",
-    "policy-adapted",
-)
+PAPERS = ("paper", "paper-adapted", "paper-from-scratch")  # by the paper's agent, which needs a policy
+METHODS = (*SEARCHES, *PAPERS)
+DEFAULT_SEARCHES = ("top-n", "greedy", "acdc", "edge-pruning", "blockwise")
+DEFAULT_METHODS = (*DEFAULT_SEARCHES, "paper", "paper-adapted")
 
 
 @dataclass(frozen=True)
@@ -63,8 +51,7 @@ class Budget:
     adapt_iterations: int = 80
     scratch_iterations: int = 200
     transitions: int = 512
-    envs: int = 32
-    half: bool = False  # in rollouts
+    envs: int = 4
 
 
 @dataclass(frozen=True)
@@ -74,29 +61,11 @@ class Agent:
     checksum: str
     k: int
     prefilter: str
-    reward: dict[str, Any]  # what differs from the paper's
-    spare: float = 0.0
-    ppo: dict[str, Any] = field(default_factory=dict)  # what more training has of its own, see `learned_with`
-    reach: float = 0.0
-
-    @property
-    def best_so_far(self) -> bool:
-        """Whether its circuit is the best that reaches its target: not the last one whatever its f, as in the paper."""
-        return self.reward.get("best_so_far", False) or self.takes_back
-
-    @property
-    def takes_back(self) -> bool:
-        """Cuts that leave f below its target."""
-        return bool(self.reward.get("take_back", False))
-
-    def meets(self, tau: float) -> bool:
-        """Whether its candidates are made to reach τ + δ. Its own target, c − δ but at most τ, then is τ."""
-        return self.reach > 0 and self.reach >= tau + self.reward.get("margin", 0.0) - 1e-9
+    env: dict[str, Any]  # what differs from the paper's
 
     def setting(self, pairs: int) -> dict[str, Any]:
         """Of its candidate sets, as cells have it."""
-        more = {name: value for name, value in (("spare", self.spare), ("reach", self.reach)) if value}
-        return {"pairs": pairs, "k": self.k, "prefilter": self.prefilter} | more
+        return {"pairs": pairs, "k": self.k, "prefilter": self.prefilter}
 
 
 def circuit_cell(
@@ -130,50 +99,36 @@ def circuit_cell(
         raise MechRLError(
             f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy"
         )
+    if target == "test":
+        raise MechRLError(
+            "the paper's agent knows discovery pairs alone; leave the target `test` to searches"
+        )
     iterations = {
-        "policy-adapted": budget.adapt_iterations,
-        "policy-from-scratch": budget.scratch_iterations,
+        "paper-adapted": budget.adapt_iterations,
+        "paper-from-scratch": budget.scratch_iterations,
     }.get(method)
     size = {"iterations": iterations, "transitions": budget.transitions, "envs": budget.envs}
-    ppo = size | agent.ppo if iterations else None
     trained = {
         "setting": agent.setting(budget.pairs),
-        "policy": {"checksum": agent.checksum, "reward": agent.reward, "half": budget.half, "ppo": ppo},
+        "policy": {"checksum": agent.checksum, "env": agent.env, "ppo": size if iterations else None},
     }
-    paper, last_masks = target == "paper", target == "paper" and not agent.best_so_far
-    deployment = {
-        "tau": None if paper and agent.best_so_far else budget.tau,
-        "rollouts": 0 if method == "policy-greedy" else budget.rollouts,
-        "rule": "paper" if last_masks else "smallest",
-        "judge": "validation" if target == "test" else "discovery",
-        "best_along_episode": not last_masks,
-        "trades": True,  # as by default; said here since cells from before it was are other cells
-    }
-    # deployments of one adapted policy share its training: they differ in nothing that the training depends on
-    shared = (
-        Cell("training", model | {"behaviour": behaviour, "method": method, "seed": seed} | trained).name
-        if ppo
-        else ""
-    )
-    return Cell("circuit", arguments | trained | {"deployment": deployment}, mutex=shared)
+    deployment = {"tau": budget.tau, "rollouts": budget.rollouts}
+    return Cell("circuit", arguments | trained | {"deployment": deployment})
 
 
-def read_agent(folder: Path, tau: float | None = None) -> Agent:
-    """The policy in a folder, which is to find circuits of f ≥ τ; refuses what is none."""
+def read_agent(folder: Path) -> Agent:
+    """The policy in a folder; refuses what is none."""
     from dataclasses import asdict
 
-    from mechrl.rl.env import RewardSettings
-    from mechrl.rl.rollout import learned_with, load_policy, trained_with
-    from mechrl.rl.train import file_checksum
+    from mechrl.agents.paper.checkpoint import WEIGHTS, load_policy, trained_with
+    from mechrl.agents.paper.env import EnvConfig
+    from mechrl.files.reading import file_checksum
 
     load_policy(folder)
-    settings, reward = trained_with(folder, tau)
+    settings, env = trained_with(folder)
     # only what is not as always: a setting that comes with a later version must not make other cells of these
-    own = {key: value for key, value in asdict(reward).items() if value != asdict(RewardSettings())[key]}
-    checksum = file_checksum(folder / "model.safetensors")[:16]
-    return Agent(
-        checksum, settings.k, settings.prefilter, own, settings.spare, learned_with(folder), settings.reach
-    )
+    own = {key: value for key, value in asdict(env).items() if value != asdict(EnvConfig())[key]}
+    return Agent(file_checksum(folder / WEIGHTS)[:16], settings.k, settings.prefilter, own)
 
 
 # ---- what the cells add up to ---------------------------------------------------------------------------------------

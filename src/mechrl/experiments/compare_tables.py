@@ -17,15 +17,14 @@ NAMES = {
     "edge-pruning": "Edge Pruning",
     "matryoshka": "Matryoshka attribution",
     "blockwise": "Blockwise search",
-    "policy": "Policy",
-    "policy-greedy": "Policy, one greedy rollout",
-    "policy-adapted": "Policy, adapted",
-    "policy-from-scratch": "Policy, from scratch",
+    "paper": "The paper's agent",
+    "paper-adapted": "The paper's agent, adapted",
+    "paper-from-scratch": "The paper's agent, from scratch",
 }
 _TITLES = {
     "discovery": "Matched f on discovery pairs",
     "test": "Matched f on fresh pairs",
-    "paper": "The paper's rule",
+    "paper": "ACDC over the whole graph",
 }
 
 
@@ -46,7 +45,7 @@ def comparison_table(
     where = {
         "discovery": f"The smallest circuits with f ≥ {budget.tau:g} on {budget.pairs} discovery pairs",
         "test": f"The smallest circuits with f ≥ {budget.tau:g} on validation pairs, found on {budget.pairs} discovery pairs",
-        "paper": "The most faithful of the episodes' last circuits, whatever its size",
+        "paper": f"Circuits of one threshold on {budget.pairs} discovery pairs, whatever their f",
     }[target]
     seeds = max((row.seeds for row in rows), default=0)
     overlaps = any(row.stability is not None for row in rows)

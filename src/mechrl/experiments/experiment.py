@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from mechrl.agents.paper.tasks import choose_behaviours
 from mechrl.behaviours import behaviours
 from mechrl.errors import MechRLError
 from mechrl.experiments import executor, jobs
@@ -23,8 +24,6 @@ from mechrl.experiments.ray_cluster import RayExecutor, connect, gpus
 from mechrl.files import write_atomically
 from mechrl.messages import say
 from mechrl.report.tables import Table, dumps
-from mechrl.rl.rollout import shipped_policy
-from mechrl.rl.tasks import choose_behaviours
 from mechrl.signals import stop_signals
 
 _LINE_EVERY = 10.0  # seconds
@@ -69,7 +68,7 @@ class Experiment:
         seconds: float | None,
         ray: str | None = None,
     ) -> None:
-        """ray: the address of a cluster to work on."""
+        """policy: the folder of one for the paper's agent, if one is given. ray: the address of a cluster to work on."""
         from mechrl.models import resolve_device
 
         cluster = None if ray is None else connect(ray)
@@ -77,10 +76,10 @@ class Experiment:
             device = "cuda" if gpus(cluster) else "cpu"
         device = str(resolve_device(device)) if cluster is None else device
         self.model, self.out = model, out
-        self.policy, self.shipped = policy or shipped_policy(model), policy is None
+        self.policy = policy
         self.until = None if seconds is None else time.monotonic() + seconds
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
-        given = None if self.shipped else str(self.policy)
+        given = None if policy is None else str(policy)
         context = {"model": model, "device": device, "policy": given, "command": self.command}
         self.workspace = Workspace(out, jobs.do, jobs.Resources, context, jobs_)
         self.executor = None if cluster is None else RayExecutor(self.workspace, cluster)
@@ -97,8 +96,12 @@ class Experiment:
     ) -> None:
         self._opened.__exit__(kind, value, trace)
 
-    def agent(self, tau: float) -> Agent:
-        return read_agent(self.policy, tau)
+    def agent(self) -> Agent:
+        if self.policy is None:
+            raise MechRLError(
+                "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
+            )
+        return read_agent(self.policy)
 
     def use_policy(self, folder: Path) -> None:
         self.policy = folder

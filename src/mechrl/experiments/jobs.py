@@ -22,10 +22,18 @@ from typing import Any
 import torch
 
 from mechrl import gate
+from mechrl.agents.paper.adapt import trainer_of
+from mechrl.agents.paper.checkpoint import load_policy
+from mechrl.agents.paper.deploy import deploy
+from mechrl.agents.paper.env import EnvConfig, make_task
+from mechrl.agents.paper.log import METRICS
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.ppo import PPOConfig, Trainer
+from mechrl.agents.paper.tasks import TaskSettings, training_tasks
+from mechrl.agents.paper.train import CHECKPOINT, Run, describe
 from mechrl.behaviours import get_behaviour
 from mechrl.behaviours.base import Behaviour
 from mechrl.circuit import Circuit
-from mechrl.engine import Engine
 from mechrl.engine.memory import let_go
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.experiments.cells import Cell, Workspace
@@ -34,14 +42,6 @@ from mechrl.files import write_atomically
 from mechrl.files.saving import Saving
 from mechrl.models import load_model
 from mechrl.models.base import Model
-from mechrl.rl.env import RewardSettings, Task, make_task
-from mechrl.rl.journal import Journal
-from mechrl.rl.log import METRICS
-from mechrl.rl.policy import Policy, PolicyConfig
-from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import Deployment, deploy, load_policy, shipped_policy
-from mechrl.rl.tasks import TaskSettings, task_of
-from mechrl.rl.train import CHECKPOINT, Run, describe, file_checksum
 from mechrl.search.problem import Interrupted, State
 from mechrl.search.session import SearchSettings, prepare
 from mechrl.validity.beyond import beyond, curves
@@ -65,9 +65,11 @@ class Resources:
 
     @property
     def policy(self) -> Path:
-        """A folder, or that of the policy that comes with MechRL, wherever this is installed."""
+        """The folder of the paper's agent's policy."""
         given = self.workspace.context["policy"]
-        return shipped_policy(self.workspace.context["model"]) if given is None else Path(given)
+        if given is None:
+            raise MechRLError("no policy was given; train one with `mechrl train` and give it by --policy")
+        return Path(given)
 
     @property
     def device_name(self) -> str:
@@ -132,7 +134,7 @@ def _curves(resources: Resources, cell: Cell, behaviour: str, **setting: Any) ->
     return curves(here).to_json() | {"seconds": time.perf_counter() - began}
 
 
-# ---- policies -------------------------------------------------------------------------------------------------------
+# ---- the paper's agent ----------------------------------------------------------------------------------------------
 
 
 def _train(
@@ -140,16 +142,18 @@ def _train(
     cell: Cell,
     names: list[str],
     task: dict[str, Any],
-    reward: dict[str, Any],
+    k: int | None,
+    env: dict[str, Any],
     ppo: dict[str, Any],
     width: int,
 ) -> dict[str, Any]:
     """A policy from nothing, in `work/policy`."""
     began = time.perf_counter()
-    settings, rewards, config = TaskSettings(**task), RewardSettings(**reward), PPOConfig(**ppo)
+    config, episodes = PPOConfig(**ppo), EnvConfig(**env)
+    chosen = [get_behaviour(name) for name in names]
+    tasks, settings = training_tasks(resources.model, chosen, TaskSettings(**task), episodes, k, tell)
     torch.manual_seed(config.seed)
-    tasks = [task_of(resources.model, get_behaviour(name), settings, rewards) for name in names]
-    trainer = Trainer(tasks, config, rewards, Policy(PolicyConfig(width)), resources.model.device)
+    trainer = Trainer(tasks, config, episodes, Policy(width), resources.model.device)
     run = _run(
         resources.workspace.scratch(cell), trainer, describe(resources.model, trainer, settings), began
     )
@@ -167,73 +171,52 @@ def _run(folder: Path, trainer: Trainer, about: dict[str, Any], began: float) ->
     return run
 
 
-def _task(setting: Setting, reward: RewardSettings, half: bool) -> Task:
-    """The behaviour as the agent meets it, on the setting's own pairs."""
-    scores, candidates = setting.all_scores, setting.candidates  # computed exactly, and charged
-    engine = setting.engine
-    if half:
-        engine = Engine(setting.model, setting.pairs, tf32=True, half=True, ledger=engine.ledger)
-    return make_task(setting.behaviour.name, engine, candidates, scores, reward)
-
-
-def _by_policy(
+def _by_paper(
     resources: Resources,
     cell: Cell,
     setting: Setting,
     seed: int,
     method: str,
-    deployments: dict[str, Any],
+    deployment: dict[str, Any],
     policy: dict[str, Any],
 ) -> tuple[Circuit, dict[str, Any]]:
     """The circuit of a frozen policy or, with `ppo`, of one that was trained on this behaviour first."""
     began = time.perf_counter()
-    model, behaviour = resources.model, setting.behaviour
-    reward, half = RewardSettings(**policy["reward"]), policy["half"]
-    by, spare, reach = setting.prefilter, setting.spare, setting.reach
-    settings = TaskSettings(len(setting.pairs), setting.k, by, half, spare, reach)
-    task = _task(setting, reward, half)
-    folder = resources.policy
-    agent = load_policy(folder)
+    model, behaviour, folder = resources.model, setting.behaviour, resources.policy
+    env, agent = EnvConfig(**policy["env"]), load_policy(resources.policy)
+    settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter)  # type: ignore[arg-type]  # an agent's, so no union
+    task = make_task(behaviour.name, setting.engine, setting.candidates, setting.scores, env)
     about: dict[str, Any] = {"pairs_seed": seed}
-    passes_before = seconds_before = 0.0
+    more: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     if policy["ppo"] is not None:
-        config = PPOConfig(**policy["ppo"], deconflict=False, seed=seed)
-        checksum: str | None = file_checksum(folder / "model.safetensors")
-        if method == "policy-from-scratch":
-            torch.manual_seed(seed)
-            agent, checksum = Policy(agent.config), None
-        trainer = Trainer([task], config, reward, agent, model.device)
-        run = _run(
-            resources.workspace.scratch(cell), trainer, describe(model, trainer, settings, checksum), began
-        )
-        agent, passes_before, seconds_before, began = (
-            trainer.policy,
-            run.passes_before,
-            run.seconds,
-            time.perf_counter(),
-        )
+        config = PPOConfig(**policy["ppo"], seed=seed)
+        scratch = method == "paper-from-scratch"
+        trainer, what = trainer_of(model, task, config, settings, env, agent, folder, scratch)
+        run = _run(resources.workspace.scratch(cell), trainer, what, began)
+        agent, began = trainer.policy, time.perf_counter()
+        more = {"passes_before": run.passes_before, "seconds_before": run.seconds}
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
-    # beside the training, which deployments may share
-    journal = Journal(resources.workspace.folder / "work" / f"{cell.name}-rollouts", task.engine, stopping)
+    path = resources.workspace.folder / "work" / f"{cell.name}.rollouts.safetensors"
     circuit = deploy(
         model,
         behaviour,
         task,
         agent.to(model.device),
-        Deployment(seed=seed, **deployments),
         settings,
-        reward,
-        method="policy" if method == "policy-greedy" else method,
+        env,
+        **deployment,
+        seed=seed,
+        method=method,
         about=about,
-        passes_before=passes_before,
-        seconds_before=seconds_before,
         began=began,
         report=lambda step, line: tell(line),
-        journal=journal,
+        path=path,
+        stopping=stopping,
+        **more,
     )
-    journal.remove()
+    path.unlink(missing_ok=True)
     return circuit, extra
 
 
@@ -276,7 +259,7 @@ def _circuit(
     else:
         assert setting is not None and deployment is not None and policy is not None
         here = Setting.make(resources.model, chosen, seed=seed, **setting)
-        circuit, extra = _by_policy(resources, cell, here, seed, method, deployment, policy)
+        circuit, extra = _by_paper(resources, cell, here, seed, method, deployment, policy)
     # scores and orders are large, and can be had again
     kept = replace(circuit, scores=None, order=())
     path = resources.workspace.folder / "circuits" / f"{cell.name}.json.gz"

@@ -1,14 +1,14 @@
 """Every table and figure of the paper for a given model: which cells that takes, and how they are read back.
 
-Costly cells (a policy's adaptation, its training from scratch, its sampled rollouts on fresh pairs, ACDC over the whole graph) have seeds
-of their own. Cells come in the order in which they matter: the first seed of everything before the second of anything.
+The policy is the paper's agent's. Costly cells (its adaptation, its training from scratch, ACDC over the whole graph) have seeds of
+their own. Cells come in the order in which they matter: the first seed of everything before the second of anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.cells import Cell, Workspace
-from mechrl.experiments.compare import DEFAULT_METHODS, Agent, Budget, circuit_cell
+from mechrl.experiments.compare import DEFAULT_METHODS, PAPERS, Agent, Budget, circuit_cell
 from mechrl.experiments.experiment import Experiment, GateResult
 from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
@@ -35,6 +35,7 @@ class Scope:
     train_iterations: int = 1200  # of a policy, where none is given
     width: int = 128
     max_steps: int = 150
+    k: int | None = None  # candidates; None: by the paper's rule
     quick: bool = False
 
 
@@ -50,11 +51,12 @@ QUICK = Scope(
         transitions=32,
         envs=8,
     ),
-    methods=("greedy", "blockwise", "policy", "policy-greedy", "policy-adapted"),
+    methods=("greedy", "blockwise", "paper", "paper-adapted"),
     only=("ioi", "acronyms"),
     train_iterations=1,
     width=16,
     max_steps=6,
+    k=200,
     quick=True,
 )
 
@@ -98,9 +100,7 @@ def choose(gated: GateResult, only: Iterable[str] = ()) -> Chosen:
 @dataclass
 class Cells:
     curves: dict[tuple[str, int], Cell] = field(default_factory=dict)
-    policy: dict[tuple[str, int], Cell] = field(
-        default_factory=dict
-    )  # the paper's rule, as its tables have it
+    policy: dict[tuple[str, int], Cell] = field(default_factory=dict)
     adapted: dict[tuple[str, int], Cell] = field(default_factory=dict)
     scratch: dict[tuple[str, int], Cell] = field(default_factory=dict)
     acdc: dict[tuple[str, float, int], Cell] = field(default_factory=dict)
@@ -111,18 +111,15 @@ class Cells:
     def __iter__(self) -> Iterator[Cell]:
         """In the order in which they matter."""
         seeds = list(dict.fromkeys(key[-1] for key in self.curves))
-        searches = {key: cell for key, cell in self.matched.items() if key[2] != "policy-adapted"}
-        adapted = {key: cell for key, cell in self.matched.items() if key[2] == "policy-adapted"}
+        searches = {key: cell for key, cell in self.matched.items() if key[2] not in PAPERS}
         for i, seed in enumerate(seeds):
             yield from (
                 cell for group in (self.curves, self.policy) for key, cell in group.items() if key[1] == seed
             )
             yield from (cell for key, cell in searches.items() if key[0] == "discovery" and key[3] == seed)
             if i == 0:
-                yield from (*self.adapted.values(), *adapted.values(), *self.acdc.values())
+                yield from (*self.adapted.values(), *self.scratch.values(), *self.acdc.values())
             yield from (cell for key, cell in searches.items() if key[0] == "test" and key[3] == seed)
-            if i == 0:
-                yield from self.scratch.values()
 
 
 def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> Cells:
@@ -133,36 +130,32 @@ def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> C
     ) -> Cell:
         return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
 
-    rule = (
-        "discovery" if agent.meets(budget.tau) else "paper"
-    )  # one circuit serves both, where the agent's own target is τ
     for seed in scope.seeds:
         for name in chosen.variants:
             known = {"behaviour": name, "seed": seed} | agent.setting(budget.pairs)
             cells.curves[name, seed] = Cell("curves", gated.model | known)
         for name in chosen.all:
-            cells.policy[name, seed] = circuit(name, "policy", rule, seed, assess=True)
+            cells.policy[name, seed] = circuit(name, "paper", "discovery", seed, assess=True)
     for seed in scope.costly_seeds:
         for name in chosen.held_out:
-            cells.adapted[name, seed] = circuit(name, "policy-adapted", rule, seed, assess=True)
-            cells.scratch[name, seed] = circuit(name, "policy-from-scratch", "paper", seed)
+            cells.adapted[name, seed] = circuit(name, "paper-adapted", "discovery", seed, assess=True)
+            cells.scratch[name, seed] = circuit(name, "paper-from-scratch", "discovery", seed)
         for name in chosen.all:
             for t in budget.thresholds:
                 cells.acdc[name, t, seed] = circuit(
                     name, "acdc", "paper", seed, thresholds=[t], whole_graph=True
                 )
-    deployed = {"policy": cells.policy, "policy-adapted": cells.adapted}
+    deployed = {"paper": cells.policy, "paper-adapted": cells.adapted}
     for target in ("discovery", "test"):
         for name in chosen.all:
             for method in scope.methods:
-                adapted = method == "policy-adapted"
-                if adapted and name not in chosen.held_out:
+                if method in deployed:  # the same circuits; the agent knows discovery pairs alone
+                    own = deployed[method] if target == "discovery" else {}
+                    for (of, seed), cell in own.items():
+                        if of == name:
+                            cells.matched[target, name, method, seed] = cell
                     continue
-                costly = adapted or (method == "policy" and target == "test")
-                for seed in scope.costly_seeds if costly else scope.seeds:
-                    if target == rule and method in deployed:
-                        cells.matched[target, name, method, seed] = deployed[method][name, seed]
-                        continue
+                for seed in scope.seeds:
                     assess = (
                         target == "discovery" and seed == 0
                     )  # not a matter of which seeds are asked for: cells stay the same
@@ -171,9 +164,9 @@ def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> C
 
 
 def agent_of(experiment: Experiment, scope: Scope, gated: GateResult) -> tuple[Agent, dict[str, Any]]:
-    """The policy and what is known of its training. One is trained first where none is given and none comes with MechRL."""
+    """The policy and what is known of its training. Where none is given one is trained first."""
     about: dict[str, Any] = {}
-    if not (experiment.policy / "config.json").is_file() and experiment.shipped:
+    if experiment.policy is None:
         names = [
             b.name
             for b in behaviours("train")
@@ -182,8 +175,9 @@ def agent_of(experiment: Experiment, scope: Scope, gated: GateResult) -> tuple[A
         budget = scope.budget
         arguments = gated.model | {
             "names": names,
-            "task": {"pairs": budget.pairs, "k": budget.k, "half": budget.half},
-            "reward": {"max_steps": scope.max_steps},
+            "task": {"pairs": budget.pairs},
+            "k": scope.k,
+            "env": {"max_steps": scope.max_steps},
             "ppo": {
                 "iterations": scope.train_iterations,
                 "transitions": budget.transitions,
@@ -194,21 +188,29 @@ def agent_of(experiment: Experiment, scope: Scope, gated: GateResult) -> tuple[A
         cell = Cell("train", arguments, mutex="policy")
         about = experiment.need(cell)
         experiment.use_policy(experiment.workspace.scratch(cell))
-    agent = experiment.agent(scope.budget.tau)
-    if scope.quick:
-        agent = replace(agent, reward=agent.reward | {"max_steps": scope.max_steps})
-    return agent, _training(experiment.policy) | about
+    assert experiment.policy is not None
+    return experiment.agent(), _training(experiment.policy) | about
+
+
+def cost(scope: Scope, chosen: Chosen, trains: bool) -> dict[str, int]:
+    """Passes that the paper's agent will take at most, by what for: a step is a pass, a deployment 17 episodes."""
+    budget, held_out = scope.budget, len(chosen.held_out) * len(scope.costly_seeds)
+    deployment = (budget.rollouts + 1) * scope.max_steps
+    learning = budget.adapt_iterations + budget.scratch_iterations
+    return {
+        "training": scope.train_iterations * budget.transitions * trains,
+        "deployment": deployment * (len(chosen.all) * len(scope.seeds) + 2 * held_out),
+        "adaptation and its control": learning * budget.transitions * held_out,
+    }
 
 
 def _training(folder: Path) -> dict[str, Any]:
     """What a policy was trained on, and what that cost, as far as its folder says."""
     try:
         known = read_json(folder / "run.json")
-        about = {"trained_in": known["model"], "trained_on": known["behaviours"]}
+        about: dict[str, Any] = {"trained_in": known["model"], "trained_on": known["behaviours"]}
         steps = known["ppo"]["iterations"] * known["ppo"]["transitions"]
-        cost = known.get(
-            "passes", steps
-        )  # a policy that is shipped without its metrics says so; a step is a pass at least
+        cost = steps  # a step is a pass
     except (OSError, MechRLError, ValueError, KeyError, TypeError):
         return {}
     with suppress(OSError, MechRLError, ValueError, KeyError, TypeError, IndexError):
@@ -235,9 +237,7 @@ class View:
     @property
     def candidates(self) -> str:
         """The policy's candidate sets, in words."""
-        fewer = f", or as few as have an f at most {self.agent.spare:g} lower" if self.agent.spare else ""
-        more = f", doubled until f = {self.agent.reach:g} is reached" if self.agent.reach else ""
-        return f"the {self.agent.k:,} best edges{more}, prefilter “{self.agent.prefilter}”{fewer}"
+        return f"the {self.agent.k:,} best edges, prefilter “{self.agent.prefilter}”"
 
     @property
     def is_paper_model(self) -> bool:

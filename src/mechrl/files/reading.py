@@ -5,6 +5,7 @@ What the system says (no such file, no permission) stays an OSError: readers tel
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -49,6 +50,10 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
             f"{path}: larger than {most / 2**20:,.0f} MB, which nothing that MechRL reads is; check the path"
         )
     return unzip(content, path) if content.startswith(_GZIP) else content
+
+
+def file_checksum(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def unzip(content: bytes, path: Path) -> bytes:

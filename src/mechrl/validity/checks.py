@@ -5,6 +5,8 @@ necessity       f of the whole model with the circuit's edges ablated: near 0 if
 specificity     f of random circuits, drawn from the candidate set and from the whole graph: near 0 if it matters which edges are
                 kept. Random edges seldom lie on a path, so circuits of the same number of edges lose most of theirs to pruning;
                 the harder control has as many edges as the circuit *after* pruning.
+                Necessity and specificity are told by the behaviour's own metric as well, as a share of the way from the empty circuit
+                to the whole model: 0 where nothing of the behaviour is left, 1 where all of it is.
 recovery        known components in the circuit, against what as many random components would hold.
 generalisation  f on fresh pairs, and on fresh pairs of the other variants of the family.
 
@@ -29,7 +31,7 @@ from mechrl.graph import Graph
 from mechrl.models.base import Model
 from mechrl.search.fresh_pairs import fresh
 from mechrl.stats import Spread, hypergeometric_at_least
-from mechrl.validity.setting import Setting, f_of
+from mechrl.validity.setting import Setting, f_of, metric_of
 
 if TYPE_CHECKING:
     from mechrl.validity.stability import Stability
@@ -46,6 +48,7 @@ class Control:
     matched: str  # which size is the circuit's: `raw` (edges drawn) or `pruned` (edges left after pruning; at least as many)
     f: Spread
     edges_pruned: Spread
+    metric: Spread | None  # by the behaviour's own
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Validity:
     faithfulness_test: float
     necessity: float
     necessity_random: Spread
+    metric: str  # the behaviour's own; where it is KL, f says it
+    necessity_metric: float | None  # by the behaviour's own metric
     specificity: tuple[Control, ...]
     recovery: Recovery | None
     recovery_reason: str  # why there is none
@@ -119,6 +124,8 @@ class Validity:
             ["necessity", "f with the circuit ablated", f"{self.necessity:.3f}"],
             ["", "f with as many random candidates ablated", self.necessity_random.text()],
         ]
+        if self.necessity_metric is not None:
+            rows.insert(1, ["", f"{self.metric} with the circuit ablated", f"{self.necessity_metric:.3f}"])
         for i, c in enumerate(self.specificity):
             where = (
                 f"of the {self.candidates:,} candidates"
@@ -137,6 +144,8 @@ class Validity:
             rows.append(
                 ["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()]
             )
+            if c.metric is not None:
+                rows.append(["", f"{self.metric} of these", c.metric.text()])
         r = self.recovery
         if r is None:
             rows.append(["recovery", self.recovery_reason, "–"])
@@ -257,6 +266,8 @@ def validate(
     drawn = {"candidates": setting.candidates, "graph": everywhere}
     ablated = ~random_circuits(graph, setting.candidates, size, n_random, seed)
     f, necessity, *of_random = f_of(engine, np.concatenate([mask[None], ~mask[None], ablated]))
+    own = metric_of(setting, ~mask[None])
+    necessity_metric = None if own is None else float(own[0])
 
     controls = []
     hard = None
@@ -267,7 +278,10 @@ def validate(
             if (name, matched) == ("candidates", "pruned"):
                 hard = masks
             left = graph.prune(masks).sum(1)
-            controls.append(Control(name, matched, Spread.of(f_of(engine, masks)), Spread.of(left)))
+            f_random, own = Spread.of(f_of(engine, masks)), metric_of(setting, masks)
+            controls.append(
+                Control(name, matched, f_random, Spread.of(left), None if own is None else Spread.of(own))
+            )
     assert hard is not None
 
     known, why = known_components(model, behaviour)
@@ -284,6 +298,8 @@ def validate(
         faithfulness_test=float(f_of(setting.test, mask)[0]),
         necessity=float(necessity),
         necessity_random=Spread.of(of_random),
+        metric=behaviour.metric,
+        necessity_metric=necessity_metric,
         specificity=tuple(controls),
         recovery=recovery(graph, mask, known, hard) if known else None,
         recovery_reason=why,

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from mechrl.behaviours.base import TEST_SEED, Behaviour, Metric, Pairs
-from mechrl.candidates import candidates_of, discovery_pairs, metrics_of, scores_of
+from mechrl.behaviours.base import TEST_SEED, Behaviour, Metric, Pairs, metric_value
+from mechrl.candidates import candidate_set, discovery_pairs, metrics_of, scores_of
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
@@ -21,8 +21,7 @@ _RANKED = ("top-n", "greedy")  # these choose among all edges, so their own cand
 
 @dataclass(frozen=True)
 class Setting:
-    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter, doubled until
-    they `reach` enough, or with `spare` the fewest whose f is at most that much lower."""
+    """A behaviour of a model on its discovery pairs, and the candidate set: the k best edges by every score of the prefilter."""
 
     model: Model
     behaviour: Behaviour
@@ -30,8 +29,6 @@ class Setting:
     engine: Engine
     k: int
     prefilter: Prefilter
-    spare: float = 0.0
-    reach: float = 0.0
 
     @classmethod
     def of(cls, model: Model, behaviour: Behaviour, circuit: Circuit) -> Setting:
@@ -42,10 +39,14 @@ class Setting:
                 f"the circuit is of the behaviour {circuit.behaviour!r}, not of {behaviour.name!r}"
             )
         known = circuit.settings
+        if known.get("spare") or known.get("reach"):
+            raise MechRLError(
+                "the circuit is a retired agent's, whose candidates cannot be made again; find a new one with `mechrl discover`"
+            )
         own = known.get("method", circuit.method) in _RANKED or known.get("whole_graph", False)
         k = known.get("k", 3000) if own else known.get("k_used", known.get("k", 3000))
-        by, spare, reach = known.get("prefilter", "metric"), known.get("spare", 0.0), known.get("reach", 0.0)
-        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, by, spare, reach)
+        by = known.get("prefilter", "metric")
+        return cls.make(model, behaviour, circuit.pairs, circuit.pairs_seed, k, by)
 
     @classmethod
     def make(
@@ -56,8 +57,6 @@ class Setting:
         seed: int,
         k: int,
         prefilter: Prefilter,
-        spare: float = 0.0,
-        reach: float = 0.0,
     ) -> Setting:
         drawn = discovery_pairs(model, behaviour, pairs, seed)
         return cls(
@@ -67,8 +66,6 @@ class Setting:
             Engine(model, drawn),
             min(k, model.graph.n_edges),
             prefilter,
-            spare,
-            reach,
         )
 
     def scores_by(self, metric: Metric) -> np.ndarray:
@@ -92,7 +89,7 @@ class Setting:
     @cached_property
     def candidates(self) -> np.ndarray:
         """[K] ascending edges."""
-        return candidates_of(self.engine, self.all_scores, self.k, self.spare, self.reach)
+        return candidate_set(self.all_scores, self.k)
 
     @cached_property
     def test(self) -> Engine:
@@ -103,3 +100,16 @@ class Setting:
 def f_of(engine: Engine, masks: np.ndarray) -> np.ndarray:
     """[C] float64 f of circuits [C, E]."""
     return engine.faithfulness(np.atleast_2d(masks)).double().cpu().numpy()
+
+
+def metric_of(setting: Setting, masks: np.ndarray) -> np.ndarray | None:
+    """[C] float64 (m(C) − m(∅)) / (m(model) − m(∅)) of circuits [C, E], m the behaviour's own metric. None where that is KL: f has it."""
+    metric, n_edges = setting.behaviour.metric, setting.model.graph.n_edges
+    if metric == "kl":
+        return None
+    ends = np.stack([np.zeros(n_edges, dtype=bool), np.ones(n_edges, dtype=bool)])
+    every = np.concatenate([ends, np.atleast_2d(masks)])
+    measured = setting.engine.measure(every, lambda logits: metric_value(metric, logits, setting.pairs))
+    empty, whole, *found = measured.double().mean(-1).cpu().numpy()
+    recovered: np.ndarray = (np.array(found) - empty) / (whole - empty)
+    return recovered

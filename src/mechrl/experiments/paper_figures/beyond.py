@@ -109,5 +109,4 @@ def _paint_ceilings(ax: Axes, view: View, ceilings: dict[str, dict[str, list[Any
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
         empty(ax)
-    most = " at first" if view.agent.reach else " at most" if view.agent.spare else ""
-    ax.set_title(f"(a) candidate sets; dotted: K = {view.agent.k:,}{most} and f = {view.scope.budget.tau:g}")
+    ax.set_title(f"(a) candidate sets; dotted: K = {view.agent.k:,} and f = {view.scope.budget.tau:g}")

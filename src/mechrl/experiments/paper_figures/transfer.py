@@ -33,14 +33,14 @@ def transfer(view: View) -> Figure:
             kind: {name: spread(view.results(group, name), key) for name in names}
             for kind, group in (("zero-shot", view.cells.policy), ("warm start", view.cells.adapted))
         }
-        for key in ("f", "edges_pruned")
+        for key in ("f", "edges")
     }
 
     def paint(canvas: Canvas) -> None:
         left, right = canvas.subplots(1, 2, sharey=True)
         for ax, key, label, title in (
             (left, "f", "faithfulness f (1 = the model)", "(a) faithfulness"),
-            (right, "edges_pruned", "circuit size |C| (edges)", "(b) size"),
+            (right, "edges", "circuit size |C| (edges)", "(b) size"),
         ):
             points = points_of(values[key]["zero-shot"], BLUE, False, "zero-shot") + points_of(
                 values[key]["warm start"], BLUE, True, "warm start"
@@ -59,7 +59,7 @@ def transfer(view: View) -> Figure:
             if not points:
                 empty(ax)
                 continue
-            dots(ax, names, points, label, log=key == "edges_pruned")
+            dots(ax, names, points, label, log=key == "edges")
             low, high = ax.get_xlim()
             if key == "f" and high - low < 0.1:  # a thousandth is no difference to look at
                 ax.set_xlim((low + high) / 2 - 0.05, (low + high) / 2 + 0.05)

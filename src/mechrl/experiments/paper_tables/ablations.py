@@ -17,7 +17,7 @@ from mechrl.stats import Spread
 def beyond(view: View) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in view.chosen.all:
-        for label, group in (("policy", view.cells.policy), ("policy-adapted", view.cells.adapted)):
+        for label, group in (("paper", view.cells.policy), ("paper-adapted", view.cells.adapted)):
             results = view.results(group, name)
             if not results:
                 continue
@@ -72,13 +72,13 @@ def warm_scratch(view: View) -> Table:
         warm, scratch = view.results(view.cells.adapted, name), view.results(view.cells.scratch, name)
         row: list[Value] = [name]
         for results in (warm, scratch):
-            row += [spread(results, key) for key in ("edges_pruned", "f", "f_test", "passes")]
+            row += [spread(results, key) for key in ("edges", "f", "f_test", "passes")]
         both = [
-            b["edges_pruned"] / a["edges_pruned"]
+            b["edges"] / a["edges"]
             for seed in view.scope.costly_seeds
             if (a := view.result(view.cells.adapted.get((name, seed))))
             and (b := view.result(view.cells.scratch.get((name, seed))))
-            if a["edges_pruned"]
+            if a["edges"]
         ]
         rows.append((*row, Spread.of(both) if both else None, len(both)))
     columns = [Column("behaviour", text=True)]

@@ -11,40 +11,16 @@ def candidates_note(view: View) -> str:
     k = min(view.scope.budget.k, view.gated.graph["edges"])
     return (
         f"Top-n and greedy rank all {view.gated.graph['edges']:,} edges. The other searches choose among the {k:,} best by the behaviour's "
-        f"own metric and by KL, doubled until these reach τ together; the policy among {view.candidates}: as it was trained, which may "
-        "fall short of τ."
-        + (" For fresh pairs there are more where a higher aim takes them." if view.agent.takes_back else "")
+        f"own metric and by KL, doubled until these reach τ together; the paper's agent among {view.candidates}, which may fall "
+        "short of τ, and its circuit is the most faithful that it found, which need not be matched in f."
     )
 
 
 def policy_rule(view: View) -> str:
-    """How the policy's circuits are chosen in the tables of the paper."""
-    rollouts = f"{view.scope.budget.rollouts} sampled rollouts and a greedy one"
-    if not view.agent.best_so_far:
-        return f"The policy's circuit is, as in the paper, the most faithful of the last masks of {rollouts}, whatever its size."
-    from mechrl.rl.env import RewardSettings
-
-    margin, highest = (
-        view.agent.reward.get("margin", 0.0),
-        view.agent.reward.get("tau_high", RewardSettings.tau_high),
-    )
-    target = (
-        f"{highest:g}"
-        if view.agent.meets(view.scope.budget.tau)
-        else f"c − {margin:g}, or {highest:g} if that is lower"
-    )
-    beginning = (
-        f"The policy's circuit is not chosen as in the paper: the smallest along {rollouts} with f ≥ {target}, the target of its "
-        "training. "
-    )
-    if view.agent.takes_back:
-        return (
-            beginning
-            + "Cuts that fall below it are taken back, so the most faithful circuit is the one it began with."
-        )
+    """How the policy's circuits are chosen, and counted."""
     return (
-        beginning
-        + "It was paid for the best circuit of an episode, so it cuts on beyond that, and its last masks mean nothing."
+        f"The policy's circuit is the most faithful of the last masks of {view.scope.budget.rollouts} sampled rollouts and a greedy one, "
+        "whatever its size; its edges are all that are kept, as the paper counts them."
     )
 
 

@@ -25,7 +25,7 @@ def cases_compared(view: View, target: str) -> tuple[set[Case], str]:
     undone = {
         (name, seed)
         for (of, name, method, seed), cell in view.cells.matched.items()
-        if of == target and method != "policy-adapted" and view.result(cell) is None
+        if of == target and method != "paper-adapted" and view.result(cell) is None
     }
     words = []
     for name in view.chosen.all:
@@ -99,8 +99,7 @@ def summary(view: View) -> Table:
         tuple(rows),
         view.command,
         (
-            "Over the costly seeds only: adapted policies, on held-out behaviours, and the policy with its sampled rollouts on fresh "
-            "pairs. Table 12 compares like with like.",
+            "Over the costly seeds only: adapted policies, on held-out behaviours. Table 12 compares like with like.",
             *notes,
         ),
     )
@@ -114,18 +113,16 @@ def _is_smallest(found: dict[str, dict[Case, dict[str, Any]]], method: str, case
 def beside_searches(view: View) -> Table:
     """Does the policy win, on either axis or on both? Each search beside it, where both are done."""
     rows: list[tuple[Value, ...]] = []
-    policies = [method for method in view.scope.methods if method in compare.POLICIES]
-    for target in ("discovery", "test"):
-        for policy in policies:
-            own = by_case(view, target, policy)
-            for method in view.scope.methods:
-                theirs = by_case(view, target, method) if method in compare.SEARCHES else {}
-                cases = [case for case in own if case in theirs]
-                if cases:
-                    head = (PAIRS[target], NAMES[policy], NAMES[method], len(cases))
-                    rows.append((*head, *_contest([(own[case], theirs[case]) for case in cases])))
+    policies = [method for method in view.scope.methods if method in compare.PAPERS]
+    for policy in policies:
+        own = by_case(view, "discovery", policy)
+        for method in view.scope.methods:
+            theirs = by_case(view, "discovery", method) if method in compare.SEARCHES else {}
+            cases = [case for case in own if case in theirs]
+            if cases:
+                head = (NAMES[policy], NAMES[method], len(cases))
+                rows.append((*head, *_contest([(own[case], theirs[case]) for case in cases])))
     columns = (
-        Column("matched on", text=True),
         Column("policy", text=True),
         Column("beside", text=True),
         Column("both done", 0),
@@ -142,8 +139,8 @@ def beside_searches(view: View) -> Table:
     )
     return Table(
         "table-12-beside",
-        "Table 12 · The policy beside each search",
-        "Circuits of tables 8 and 9, behaviour by behaviour and seed by seed, where both methods are done. Both: smaller, and for fewer "
+        "Table 12 · The paper's agent beside each search",
+        "Circuits of table 8, behaviour by behaviour and seed by seed, where both methods are done. Both: smaller, and for fewer "
         "passes; neither: at least as large, for at least as many. The ratios are geometric means where both reach τ.",
         columns,
         tuple(rows),
@@ -188,7 +185,9 @@ def validity(view: View) -> Table:
             ]
             row += [Spread.of(others) if others else None, spread(results, "validity", "necessity")]
             row += [spread(results, "validity", "necessity_random", "mean")]
-            row += [control_f(results, d, m) for d in ("candidates", "graph") for m in ("raw", "pruned")]
+            row.append(spread(results, "validity", "necessity_metric"))
+            row += [control(results, d, m) for d in ("candidates", "graph") for m in ("raw", "pruned")]
+            row.append(control(results, "candidates", "raw", "metric"))
             rows.append((*row, recovered_components(results)[0], spread(results, "passes"), len(results)))
     group = "specificity: f of random circuits"
     columns = (
@@ -200,10 +199,12 @@ def validity(view: View) -> Table:
         Column("other variants", 3, "f on fresh pairs"),
         Column("circuit", 3, "necessity: f without"),
         Column("random edges", 3, "necessity: f without"),
+        Column("circuit", 3, "the metric without"),
         Column("candidates", 3, group),
         Column("candidates, pruned size", 3, group),
         Column("whole graph", 3, group),
         Column("whole graph, pruned size", 3, group),
+        Column("candidates", 3, "the metric of random circuits"),
         Column("components", text=True),
         Column("passes", 0),
         Column("seeds", 0),
@@ -213,7 +214,7 @@ def validity(view: View) -> Table:
         "Table 11 · Are the circuits real?",
         f"The circuits of table 8, f ≥ {view.scope.budget.tau:g} on discovery pairs. Random controls are means of 20 draws, from "
         "each method's own candidates or from the whole graph. Other variants: mean ± sd over the family's others. Circuits of seed 0, and "
-        "of all seeds for the policy with its sampled rollouts.",
+        "of all seeds for the paper's agent. The metric is the behaviour's own: 0 for the empty circuit, 1 for the whole model.",
         columns,
         tuple(rows),
         view.command,
@@ -223,14 +224,14 @@ def validity(view: View) -> Table:
     )
 
 
-def control_f(results: Results, drawn_from: str, matched: str) -> Spread | None:
-    """f of random circuits: the mean over seeds of each seed's mean."""
+def control(results: Results, drawn_from: str, matched: str, by: str = "f") -> Spread | None:
+    """f of random circuits, or the behaviour's own metric: the mean over seeds of each seed's mean."""
     values = [
-        control["f"]["mean"]
+        kind[by]["mean"]
         for r in results
         if "validity" in r
-        for control in r["validity"]["specificity"]
-        if (control["drawn_from"], control["matched"]) == (drawn_from, matched)
+        for kind in r["validity"]["specificity"]
+        if (kind["drawn_from"], kind["matched"]) == (drawn_from, matched) and kind[by] is not None
     ]
     return Spread.of(values) if values else None
 

@@ -10,14 +10,14 @@ from mechrl.experiments.paper_tables.captions import (
     policy_notes,
     policy_rule,
 )
-from mechrl.experiments.paper_tables.matched import control_f, recovered_components
+from mechrl.experiments.paper_tables.matched import control, recovered_components
 from mechrl.experiments.reproduce import View, acdc_best, greedy_best, spread
 from mechrl.report.tables import Column, Table, Value
 
 
 def features(view: View) -> Table:
     """Table 1 of the paper."""
-    from mechrl.rl.features import N_EDGE, N_GLOBAL, N_NODE
+    from mechrl.agents.paper.features import N_EDGE, N_GLOBAL, N_NODE
 
     rows = (
         (
@@ -126,11 +126,13 @@ def transfer(view: View) -> Table:
         zero, warm = view.results(view.cells.policy, name), view.results(view.cells.adapted, name)
         row: list[Value] = [name]
         for results in (zero, warm):
-            row += [spread(results, key) for key in ("f", "f_test", "edges_pruned", "passes")]
+            row += [spread(results, key) for key in ("f", "f_test", "edges", "edges_pruned", "passes")]
         row += [
             spread(zero, "validity", "necessity"),
-            control_f(zero, "candidates", "raw"),
-            control_f(zero, "candidates", "pruned"),
+            spread(zero, "validity", "necessity_metric"),
+            control(zero, "candidates", "raw"),
+            control(zero, "candidates", "raw", "metric"),
+            control(zero, "candidates", "pruned"),
         ]
         row += [*recovered_components(zero), f"{len(zero)}, {len(warm)}"]
         if view.is_paper_model:
@@ -151,12 +153,15 @@ def transfer(view: View) -> Table:
             Column("f", 3, group),
             Column("f test", 3, group),
             Column("edges", 0, group),
+            Column("on a path", 0, group),
             Column("passes", 0, group),
         ]
     group = "controls, zero-shot circuit"
     columns += [
         Column("necessity", 3, group),
+        Column("by the metric", 3, group),
         Column("specificity", 3, group),
+        Column("specificity by the metric", 3, group),
         Column("specificity, pruned", 3, group),
     ]
     group = "known components"
@@ -172,7 +177,8 @@ def transfer(view: View) -> Table:
         "Table 3 · Transfer to held-out behaviours",
         f"A frozen policy and the same after {b.adapt_iterations} iterations on the behaviour. {policy_rule(view)} "
         "Necessity: f with the circuit ablated. Specificity: f of 20 random circuits of the candidates, of the same size before and after "
-        f"pruning; near 0 is what one hopes for. {over_seeds(view)}",
+        "pruning. Beside both the behaviour's own metric, 0 for the empty circuit and 1 for the whole model. Near 0 is what one hopes "
+        f"for. {over_seeds(view)}",
         tuple(columns),
         tuple(rows),
         view.command,
@@ -197,7 +203,7 @@ def per_behaviour(view: View) -> Table:
             found = greedy_best(curves, which, tau)
             row += [None, None] if found is None else [found[0], found[1]]
         own = view.results(view.cells.adapted if name in view.chosen.held_out else view.cells.policy, name)
-        row += [spread(own, key) for key in ("edges_pruned", "f", "f_test", "passes")]
+        row += [spread(own, key) for key in ("edges", "f", "f_test", "passes")]
         row.append(f"{len(results)}, {len(curves)}, {len(own)}")
         if view.is_paper_model:
             theirs = paper.COMPARISON.get(name)
@@ -229,7 +235,7 @@ def per_behaviour(view: View) -> Table:
         f"f ≥ {tau:g} on {view.scope.budget.pairs} discovery pairs. ACDC: the smallest over thresholds "
         f"{', '.join(f'{t:g}' for t in view.scope.budget.thresholds)} that reaches it, else the most faithful. EAP-IG greedy: the smallest "
         "of the paper's sizes that reaches it, else the largest; it takes no passes beyond the attribution's. Policy: frozen on training "
-        f"behaviours, adapted on held-out ones{'' if view.agent.meets(tau) else '; not matched in f'}. {policy_rule(view)} Seeds: of ACDC, "
+        f"behaviours, adapted on held-out ones; not matched in f. {policy_rule(view)} Seeds: of ACDC, "
         f"greedy, policy. {over_seeds(view)}",
         tuple(columns),
         tuple(rows),

@@ -1,0 +1,264 @@
+"""Deployment: a frozen policy finds a circuit (the paper's sections 5.1 and 5.3).
+
+Sixteen sampled episodes and a greedy one run side by side. Each ends in a circuit, its last mask; the most faithful one is the answer,
+whatever its size.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mechrl.agents.paper.env import (
+    BATCH_SIZES,
+    MAX_PICKS,
+    NODE,
+    STATE,
+    STOP,
+    Actions,
+    EnvConfig,
+    Task,
+    VectorEnv,
+)
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.policy_batched import Actor, States, Tables
+from mechrl.agents.paper.tasks import TaskSettings, task_of
+from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, Behaviour
+from mechrl.circuit import Circuit
+from mechrl.errors import MechRLError
+from mechrl.files import write_atomically
+from mechrl.files.reading import parse_json
+from mechrl.files.saving import Saving
+from mechrl.files.sealed import read_sealed, sealed
+from mechrl.models.base import Model
+from mechrl.ranges import check_seed
+from mechrl.search.fresh_pairs import fresh
+from mechrl.search.problem import Interrupted
+
+ROLLOUTS = 16  # sampled ones; the greedy one comes on top
+_SAVE_EVERY = 10.0  # seconds
+_HISTORY = ("type", "edges", "node")
+
+Report = Callable[[int, str], None]  # the step that was done, and a line about it
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One rollout. `f` and `size` begin with the whole candidate set."""
+
+    mask: np.ndarray  # [K] bool, what is left at the end
+    f: np.ndarray  # [steps + 1]
+    size: np.ndarray  # [steps + 1]
+    cuts: tuple[tuple[int, ...], ...]  # [steps] the candidates that each action cut, in order
+
+
+class Rollouts:
+    """`n` sampled episodes and a greedy one, the last, side by side. They can be left after any step and taken up again."""
+
+    def __init__(self, policy: Policy, task: Task, config: EnvConfig, n: int, seed: int) -> None:
+        device = next(policy.parameters()).device
+        self.task, self.n, self.seed = task, n, check_seed(seed)
+        self.env = VectorEnv([task], n + 1, config, np.random.default_rng(0))
+        self.actor = Actor(policy, Tables.of([task], device))
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.device = device
+        self.running = np.ones(n + 1, dtype=bool)
+        self.actions: list[Actions] = []
+        self.f = [self.env.f.copy()]
+        self._passes, self._began, self._seconds = task.engine.passes, time.perf_counter(), 0.0
+
+    def step(self) -> None:
+        """One step of every episode that has not ended. Those that have stay as they are."""
+        env = self.env
+        states = States.of(env.task, env.mask, env.globals(), self.device)
+        actions = self.actor.act(states[self.n :], greedy=True).actions
+        if self.n:
+            drawn = self.actor.act(states[: self.n], self.generator).actions
+            pairs = ((drawn.type, actions.type), (drawn.edges, actions.edges), (drawn.node, actions.node))
+            actions = Actions(*(np.concatenate(pair) for pair in pairs))
+        actions.type[~self.running] = STOP
+        self.running &= ~env.step(actions, restart=False).done
+        self.actions.append(actions)
+        self.f.append(env.f.copy())
+
+    def run(
+        self,
+        report: Report = lambda step, line: None,
+        path: Path | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> list[Episode]:
+        """To the end. With `path` the way there is saved now and then; `stopping` says whether to leave, by `Interrupted`."""
+        if path is not None:
+            self.restore(path)
+        saving, last = Saving(), time.monotonic()
+        while self.running.any():
+            self.step()
+            edges, f = self.env.mask.sum(1).mean(), self.env.f.mean()
+            report(
+                len(self.actions), f"step {len(self.actions)}, {edges:,.0f} edges left, f {f:.3f} on average"
+            )
+            asked = stopping()  # once: it may become true between two looks
+            if path is not None and (asked or time.monotonic() - last > _SAVE_EVERY):
+                content, last = self._to_bytes(), time.monotonic()
+                saving.attempt(lambda content=content: write_atomically(path, content))  # type: ignore[misc]
+            if asked:
+                raise Interrupted
+        return [self._episode(i) for i in range(self.n + 1)]
+
+    @property
+    def seconds_before(self) -> float:
+        """Spent by the processes before this one."""
+        return self._seconds
+
+    def _episode(self, i: int) -> Episode:
+        cuts: list[tuple[int, ...]] = []
+        mask = np.ones(self.task.K, dtype=bool)
+        size = [self.task.K]
+        for actions in self.actions:
+            kind = actions.type[i]
+            if kind == STOP:
+                break
+            if kind == NODE:
+                cut = np.flatnonzero(mask & (self.task.features.parent == actions.node[i]))
+            else:
+                cut = actions.edges[i, : BATCH_SIZES[kind]]
+            mask[cut] = False
+            cuts.append(tuple(cut.tolist()))
+            size.append(int(mask.sum()))
+        f = np.array([f[i] for f in self.f[: len(size)]])
+        return Episode(mask, f, np.array(size), tuple(cuts))
+
+    # ---- leaving and coming back ------------------------------------------------------------------------------------
+
+    def _of(self) -> dict[str, np.ndarray]:
+        """Whose rollouts these are."""
+        return {
+            "candidates": self.task.candidates,
+            "tau": np.array(self.task.tau),
+            "seed": np.array([self.n, self.seed]),
+        }
+
+    def _to_bytes(self) -> bytes:
+        arrays = self._of() | {f"env.{name}": getattr(self.env, name) for name in STATE}
+        arrays |= {
+            "running": self.running,
+            "f": np.array(self.f),
+            "generator": self.generator.get_state().numpy(),
+        }
+        arrays |= {name: np.array([getattr(a, name) for a in self.actions]) for name in _HISTORY}
+        seconds = self._seconds + time.perf_counter() - self._began
+        spent = {"passes": self.task.engine.passes - self._passes, "seconds": seconds}
+        return sealed(arrays, {"spent": json.dumps(spent)})
+
+    def restore(self, path: Path) -> bool:
+        """To where these rollouts were left; False, and nothing has changed, if the file is damaged or another's: that costs time only."""
+        try:
+            arrays, texts = read_sealed(path)
+            spent = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
+            if not self._fits(arrays) or not all(0 <= spent[key] < np.inf for key in ("passes", "seconds")):
+                return False
+            self.generator.set_state(torch.from_numpy(arrays["generator"].copy()))
+        except (MechRLError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+            return False
+        for name in STATE:
+            setattr(self.env, name, arrays[f"env.{name}"].copy())
+        self.running, self.f = arrays["running"].copy(), list(arrays["f"])
+        self.actions = [Actions(*parts) for parts in zip(*(arrays[name] for name in _HISTORY), strict=True)]
+        self.task.engine.ledger.restore(self._passes + spent["passes"])
+        self._seconds = spent["seconds"]
+        return True
+
+    def _fits(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Whether they are these rollouts', at some step."""
+        n, steps = self.n + 1, len(arrays["type"])
+        shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {"running": (n,)}
+        shapes |= {
+            "type": (steps, n),
+            "edges": (steps, n, MAX_PICKS),
+            "node": (steps, n),
+            "f": (steps + 1, n),
+        }
+        same = all(np.array_equal(arrays[key], value) for key, value in self._of().items())
+        return same and all(arrays[name].shape == shape for name, shape in shapes.items())
+
+
+def discover(
+    model: Model,
+    behaviour: Behaviour,
+    policy: Policy,
+    settings: TaskSettings = TaskSettings(),  # noqa: B008 (frozen)
+    env: EnvConfig = EnvConfig(),  # noqa: B008 (frozen)
+    **more: Any,
+) -> Circuit:
+    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice. `more`: as `deploy`."""
+    began = time.perf_counter()
+    task = task_of(model, behaviour, settings, env)
+    return deploy(model, behaviour, task, policy, settings, env, began=began, **more)
+
+
+def deploy(
+    model: Model,
+    behaviour: Behaviour,
+    task: Task,
+    policy: Policy,
+    settings: TaskSettings,
+    env: EnvConfig,
+    *,
+    tau: float = 0.9,
+    rollouts: int = ROLLOUTS,
+    seed: int = 0,
+    method: str = "paper",
+    about: dict[str, Any] | None = None,
+    passes_before: float = 0.0,
+    seconds_before: float = 0.0,
+    began: float | None = None,
+    report: Report = lambda step, line: None,
+    path: Path | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Circuit:
+    """The same on a task that is ready; what its engine was charged before is part of the cost. `path`, `stopping`: see `Rollouts.run`.
+
+    tau: what the answer is held against. The agent aims at its own target, τ_i = c_i − δ.
+    """
+    began = time.perf_counter() if began is None else began
+    running = Rollouts(policy, task, env, rollouts, seed)
+    episodes = running.run(report, path, stopping)
+    best = int(np.argmax([episode.f[-1] for episode in episodes]))  # the paper's choice
+    chosen = episodes[best]
+    mask = np.zeros(model.graph.n_edges, dtype=bool)
+    mask[task.candidates[chosen.mask]] = True
+    passes = task.engine.passes + passes_before
+    seconds = seconds_before + running.seconds_before + time.perf_counter() - began
+    kind = "greedy" if best == rollouts else "sampled"
+    known = settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {}) | {"rollouts": rollouts}
+    known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau}
+    known["note"] = f"{kind} rollout of {len(chosen.cuts)} steps, the most faithful of {len(episodes)}"
+    return Circuit(
+        model=model.name,
+        checksum=model.checksum,
+        commit=model.commit,
+        graph=model.graph,
+        d_model=model.spec.d_model,
+        behaviour=behaviour.name,
+        method=method,
+        settings=known,
+        tau=tau,
+        seed=seed,
+        pairs=task.engine.n_pairs,
+        mask=mask,
+        faithfulness=float(chosen.f[-1]),
+        faithfulness_test=float(fresh(model, behaviour, TEST_SEED).faithfulness(mask)[0]),
+        order=tuple(int(task.candidates[c]) for cut in chosen.cuts for c in cut),
+        passes=round(passes, 6),
+        seconds=seconds,
+        attribution=task.scores,
+        rows=behaviour.rows(),
+        bos=model.tokenizer is not None and model.tokenizer.bos is not None,
+    )
