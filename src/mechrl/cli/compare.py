@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import one_writer
 from mechrl.cli.search import duration
@@ -169,10 +170,10 @@ def reproduce_command(
         ),
     ] = Path("runs/reproduce"),
     agent: Annotated[
-        str,
+        names.ReproducedAgent,
         typer.Option(
             rich_help_panel=options.BASICS,
-            **options.choice("agent", Literal["paper"]),
+            **options.choice("agent", names.ReproducedAgent),
             help="Whose tables these are.",
         ),
     ] = "paper",

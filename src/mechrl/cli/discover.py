@@ -31,7 +31,7 @@ def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     agent: Annotated[
-        str,
+        names.Agent,
         typer.Option(
             **options.choice("agent", names.Agent),
             rich_help_panel=options.BASICS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -196,10 +196,10 @@ Envs = Annotated[
     ),
 ]
 ScoredBy = Annotated[
-    str,
+    names.ScoredBy,
     typer.Option(
         rich_help_panel=EXPERT,
-        **choice("prefilter", Literal["metric", "kl"]),
+        **choice("prefilter", names.ScoredBy),
         help="What candidates are chosen by: the behaviour's own `metric` (the paper), or `kl`.",
     ),
 ]
