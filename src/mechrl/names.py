@@ -26,7 +26,6 @@ HoldsOn = Literal[
 Bos = Literal[
     "auto", "yes", "no"
 ]  # whether prompts open with a first token; `auto`: the model's own convention
-Agent = Literal["planner", "paper"]
 
 
 def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
