@@ -1,7 +1,8 @@
 """How the engine's time and memory grow with edges, layers and pairs, and what models of larger shapes take.
 
-    python benchmarks/engine_scale.py growth OUT_DIR        # growth.json and growth.png, with the fitted exponents
+    python benchmarks/engine_scale.py growth OUT_DIR        # growth.json, with the fitted exponents
     python benchmarks/engine_scale.py shapes OUT_DIR qwen2.5-0.5b llama-3.2-1b …    # or a .gguf file, or a name as in `mechrl models`
+    python benchmarks/engine_scale.py tables OUT_DIR        # prints them; nothing is run. make.py draws growth.svg
 
 Every figure comes from a process of its own, so that peak memory is that of one case. Weights are random unless a model is loaded. The
 circuits keep the edges of highest |EAP|. Times are the quickest of three calls; on a CPU the seconds that one thread was at work, which
@@ -30,6 +31,7 @@ from mechrl.engine import Engine
 from mechrl.engine.estimate import estimate
 from mechrl.models import load_model
 from mechrl.models.random import SHAPES, random_model
+from mechrl.report.figures import draw
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOCK = time.perf_counter if DEVICE == "cuda" else time.process_time
@@ -66,8 +68,10 @@ def case(name: str, layers: int = 0, pairs: int = 20, edges: tuple[int, ...] = (
         circuit = partial(engine.kl, np.ones((1, n), dtype=bool), chosen)
         seconds = best(circuit, model.device, clock=CLOCK)
         rows.append(dict(edges=n, ms=1000 * seconds))
+    expected = asdict(estimate(engine))
+    del expected["seconds_per_pass"]  # by the clock on the wall: above is better
     return dict(
-        model=name,
+        model=Path(name).stem if name.endswith(".gguf") else name,
         device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
         threads=torch.get_num_threads(),
         layers=graph.n_layers,
@@ -78,7 +82,7 @@ def case(name: str, layers: int = 0, pairs: int = 20, edges: tuple[int, ...] = (
         attribution_seconds=attribution,
         rows=rows,
         peak_gb=dict(loaded=after_loading, attribution=after_attribution, end=peak()),
-        estimate=asdict(estimate(engine)),
+        estimate=expected,
     )
 
 
@@ -125,24 +129,73 @@ def growth(out: Path, shape: str = "base") -> None:
     (out / "growth.json").write_text(
         json.dumps(dict(exponents=fitted, points=lines, cases=cases), indent=1) + "\n"
     )
-    plot(out / "growth.png", lines, fitted)
 
 
-def plot(path: Path, lines: dict[str, list[tuple[float, float]]], fitted: dict[str, float]) -> None:
-    import matplotlib
+def drawing(growth: dict[str, Any]) -> str:
+    """growth.json as an SVG."""
+    alt = "Milliseconds against edges, layers and pairs, both axes logarithmic, with fitted exponents."
+    about = ("growth", "Time as the graph grows", "", alt, growth["points"])
+    command = "python benchmarks/engine_scale.py growth benchmarks/engine"
+    return draw(*about, command, (9.0, 3.2), lambda canvas: paint(canvas, growth)).svg.decode()
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
+def paint(canvas: Any, growth: dict[str, Any]) -> None:
+    axes = canvas.subplots(1, 3, sharey=True)
     for axis, what in zip(axes, ("edges", "layers", "pairs"), strict=True):
-        for name, points in lines.items():
+        for name, points in growth["points"].items():
             if name.startswith(what):
-                axis.loglog(*zip(*points, strict=True), "o-", label=f"{name}: exponent {fitted[name]:.2f}")
+                of = name.partition(", ")[2] or "of one circuit"
+                axis.loglog(*zip(*points, strict=True), "o-", label=f"{of}: {growth['exponents'][name]:.2f}")
         axis.set_xlabel(what)
-        axis.legend(fontsize=7)
+        axis.legend(title="exponent")
     axes[0].set_ylabel("milliseconds")
-    figure.savefig(path, dpi=150)
+
+
+def tables(out: Path) -> str:
+    """Of growth.json and the shapes."""
+    text = [
+        "# Time and memory as models grow",
+        "",
+        "Printed by `python benchmarks/engine_scale.py tables`.",
+        "",
+    ]
+    if (out / "growth.json").exists():
+        growth = json.loads((out / "growth.json").read_text())
+        device = growth["cases"][0]["device"]
+        text += [f"SmolLM2's width, random weights, {device}: time ~ sizeᵃ ([plot](growth.svg)).", ""]
+        text += row("size", "from", "to", "a"), row(*["---"] * 4)
+        for name, points in growth["points"].items():
+            ends = (f"{x:,}: {ms:,.0f} ms" for x, ms in (points[0], points[-1]))
+            text.append(row(name, *ends, f"{growth['exponents'][name]:.2f}"))
+        text.append("")
+    heads = (
+        "model",
+        "device",
+        "pairs",
+        "edges",
+        "weights, GB",
+        "one circuit, ms",
+        "attribution's step, s",
+        "peak, GB",
+    )
+    shapes = [json.loads(path.read_text()) for path in sorted(out.glob("shape-*.json"))]
+    text += [row(*heads), row(*["---"] * len(heads)), *map(_of_shape, shapes), ""] if shapes else []
+    return "\n".join(text)
+
+
+def _of_shape(found: dict[str, Any]) -> str:
+    times = ", ".join(f"{one['ms']:,.0f} of {one['edges']:,} edges" for one in found["rows"])
+    weights, seconds, most = (
+        found["estimate"]["model_bytes"] / 2**30,
+        found["attribution_seconds"],
+        found["peak_gb"]["end"],
+    )
+    about = found["model"], found["device"], str(found["pairs"]), f"{found['graph_edges']:,}"
+    return row(*about, f"{weights:.1f}", times, f"{seconds:.1f}", f"{most:.1f}")
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -152,6 +205,8 @@ def main() -> None:
         return
     out = Path(rest[0])
     out.mkdir(parents=True, exist_ok=True)
+    if what == "tables":
+        print(tables(out), end="")
     if what == "growth":
         growth(out, *rest[1:])
     for name in rest[1:] if what == "shapes" else []:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import runpy
 import sys
@@ -44,6 +45,12 @@ def made() -> Iterator[tuple[Path, str]]:
     yield HERE / "search/beside-policy.md", printed("results.py")
     yield HERE / "yardsticks/tables.md", printed("yardsticks.py", "tables", HERE / "yardsticks")
     yield HERE / "yardsticks/stability.md", printed("stability.py")
+    yield HERE / "engine/scale.md", printed("engine_scale.py", "tables", HERE / "engine")
+    if (HERE / "engine/growth.json").exists():
+        import engine_scale
+
+        growth = json.loads((HERE / "engine/growth.json").read_text())
+        yield HERE / "engine/growth.svg", engine_scale.drawing(growth)
     tables = {"planner": "*Not run yet.*"}
     if (HERE / "planner/rows.jsonl").exists():
         import planner

@@ -1,12 +1,16 @@
-"""The planner on families that it was not fitted on, beside the same agent with untrained costs and blockwise search.
+"""The planner on families of behaviours it was not fitted to, beside its untrained controls and blockwise search.
 
-    mechrl planner collect --model smollm2 --draws 0 --jobs 2 --out RECORDS
-    python benchmarks/planner.py fit RECORDS OUT [--jobs=2]    two networks, one without the families of `DEVELOPED`; how it predicts those
-    python benchmarks/planner.py run OUT [--jobs=2]            episodes and searches, a row each in OUT/rows.jsonl; resumes
-    python benchmarks/planner.py tables OUT                    OUT/tables.md
+    python benchmarks/planner.py run OUT [--jobs=2]       episodes and searches, a row each in OUT/rows.jsonl; resumes
+    python benchmarks/planner.py predict OUT [--jobs=2]   what the network predicts of edits, beside what they do: OUT/prediction.jsonl
+    python benchmarks/planner.py tables OUT               OUT/tables.md
 
-A behaviour's planner was fitted without its family. The agent was designed by looking at `DEVELOPED`. Those of `LOCKED` are in no
-network's records, and nobody looked at them before the agent was final. Passes include all looks and, for blockwise search, its prefilter.
+The planner is the one that ships for real models. It was fitted to no behaviour of the families in `UNSEEN`, and the agent was designed
+without a look at them. `DESIGNED_ON` are six behaviours that it was designed on and fitted to. Beside it:
+
+    toy              the planner fitted to the embedded model alone
+    absolute, path   the same agent with gradients for costs: what the planner does better, its training does
+
+Passes include every look and, for blockwise search, its prefilter.
 """
 
 from __future__ import annotations
@@ -16,127 +20,92 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import numpy as np
-import torch
 from rows import append, claimed, keep_to_share, read, share
 
-from mechrl.agents.planner import records
 from mechrl.agents.planner.assess import assess
-from mechrl.agents.planner.fit import FitSettings, fit
-from mechrl.agents.planner.network import load_model as load_network
-from mechrl.agents.planner.network import save_model
+from mechrl.agents.planner.collect import CollectSettings, walk
 from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, discover
+from mechrl.agents.planner.shipped import load_planner, shipped
 from mechrl.agents.planner.untrained import Gradients
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
 
-LOCKED = (
+UNSEEN = (
     *("product-company", "element-symbol", "state-abbreviation", "workplace"),
     *("negative-prefix", "category", "first-letter", "abbreviation"),
+    *("synonym", "british-spelling", "part-of-speech", "verb-object"),
+    *("maker-product", "cause-effect", "place-contents", "worn-on"),
+    *("first-name", "science-subject", "unit-quantity", "language-code"),
 )
-DEVELOPED = ("acronyms", "country-capital", "gendered-pronoun", "opposite", "plural", "past-tense")
-DRAWS = (0, 1, 2)
-METHODS = ("planner", "absolute", "path", "blockwise")
-
-
-def fit_all(folder: Path, out: Path, claims: Path | None, settings: FitSettings) -> None:
-    """A network without the families of `DEVELOPED`, and one of all; what the first predicts of the families it never saw."""
-    known = [r for r in records.read_all(folder / "records") if r.family not in LOCKED]
-    developed = sorted({get_behaviour(name).family for name in DEVELOPED})
-    for name, left_out in (("developed", developed), ("locked", [])):
-        path = out / "networks" / f"without-{name}.safetensors"
-        if path.exists() or (claims is not None and not claimed(claims, path.name)):
-            continue
-        kept = [r for r in known if r.family not in left_out]
-        began = time.perf_counter()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        report = partial(_say, path.stem[:30])
-        model = fit(kept, settings, device, report)
-        about = {
-            "without": left_out,
-            "behaviours": sorted({r.behaviour for r in kept}),
-            "families": records.families(kept),
-            "circuits": len(kept),
-            "edits": sum(len(r.f) for r in kept),
-            "settings": settings.to_json(),
-        }
-        save_model(path, model, about | {"seconds": time.perf_counter() - began})
-        append(out / "prediction.jsonl", assess(model, [r for r in known if r.family in left_out]))
-
-
-def _say(name: str, epoch: int, line: str) -> None:
-    print(f"{name}: {epoch} {line}", flush=True)
-
-
-def network_for(out: Path, name: str) -> Path:
-    """The network that never saw this behaviour's family."""
-    return out / "networks" / f"without-{'developed' if name in DEVELOPED else 'locked'}.safetensors"
+DESIGNED_ON = ("acronyms", "country-capital", "gendered-pronoun", "greater-than", "plural", "past-tense")
+METHODS = ("planner", "toy", "absolute", "path", "blockwise")
+WALK = CollectSettings(states=6, singles=40, additions=8, sets=14, mixed=6, fresh_part=0.04)
 
 
 def run(
-    out: Path,
-    claims: Path | None,
-    model_name: str,
-    holds_on: str,
-    names: Sequence[str],
-    draws: Sequence[int],
-    methods: Sequence[str],
+    out: Path, claims: Path | None, model_name: str, cells: Sequence[tuple[int, str, str]], holds_on: str
 ) -> None:
+    """`cells`: draw, behaviour and method."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     if claims is not None:
         keep_to_share()
     model = load_model(model_name)
-    for draw in draws:
-        for name in names:
-            for method in methods:
-                cell = {
-                    "model": model_name,
-                    "behaviour": name,
-                    "draw": draw,
-                    "method": method,
-                    "holds_on": holds_on,
-                }
-                done = [{key: row[key] for key in cell} for row in (read(path) if path.exists() else [])]
-                if cell in done or (claims is not None and not claimed(claims, json.dumps(cell))):
-                    continue
-                began = time.process_time()
-                row = cell | result(one(out, model, cell)) | {"cpu": time.process_time() - began}
-                append(path, [row])
-                print(row, flush=True)
+    label = Path(model_name).stem if "/" in model_name else model_name
+    for draw, name, method in cells:
+        cell = dict(model=label, behaviour=name, draw=draw, method=method, holds_on=holds_on)
+        done = [{key: row[key] for key in cell} for row in (read(path) if path.exists() else [])]
+        if cell in done or (claims is not None and not claimed(claims, json.dumps(cell))):
+            continue
+        began = time.process_time()
+        row = cell | result(find(model, name, method, draw, holds_on)) | {"cpu": time.process_time() - began}
+        append(path, [row])
+        print(row, flush=True)
 
 
-def one(out: Path, model: Any, cell: dict[str, Any]) -> Circuit:
-    behaviour = get_behaviour(cell["behaviour"])
-    if cell["method"] == "blockwise":
-        return search(
-            model, behaviour, SearchSettings("blockwise", holds_on=cell["holds_on"], seed=cell["draw"])
-        )
-    untrained = cell["method"] in ("absolute", "path")
-    by = Gradients(cell["method"]) if untrained else load_network(network_for(out, behaviour.name))[0]
-    return discover(
-        model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(cell["holds_on"]), seed=cell["draw"])
-    )
+def find(model: Any, name: str, method: str, draw: int, holds_on: str) -> Circuit:
+    behaviour = get_behaviour(name)
+    if method == "blockwise":
+        return search(model, behaviour, SearchSettings("blockwise", holds_on=holds_on, seed=draw))
+    if method in ("absolute", "path"):
+        by = Gradients(method)
+    else:
+        by = load_planner(shipped("toy" if method == "toy" else "smollm2"))
+    return discover(model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(holds_on), seed=draw))
 
 
 def result(circuit: Circuit) -> dict[str, Any]:
-    f = {
+    return {
+        "edges": circuit.size,
         "f": circuit.faithfulness,
         "f_test": circuit.faithfulness_test,
         "f_validation": circuit.faithfulness_validation,
+        "passes": circuit.passes,
+        "seconds": circuit.seconds,
+        "note": circuit.settings["note"],
     }
-    return (
-        {"edges": circuit.size}
-        | f
-        | {"passes": circuit.passes, "seconds": circuit.seconds, "note": circuit.settings["note"]}
-    )
+
+
+def predict(out: Path, claims: Path | None, model_name: str, names: Sequence[str]) -> None:
+    """Walks through circuits of unseen behaviours; every edit tried there is predicted as well."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "prediction.jsonl"
+    if claims is not None:
+        keep_to_share()
+    model, network = load_model(model_name), load_planner(shipped("smollm2"))
+    for name in names:
+        done = {row["behaviour"] for row in (read(path) if path.exists() else [])}
+        if name in done or (claims is not None and not claimed(claims, name)):
+            continue
+        append(path, assess(network, walk(model, get_behaviour(name), 0, WALK).records))
+        print(name, flush=True)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -144,127 +113,121 @@ def result(circuit: Circuit) -> dict[str, Any]:
 
 def tables(out: Path) -> str:
     text = ["# The planner on unseen families", "", "Printed by `python benchmarks/planner.py tables`.", ""]
-    text += prediction(read(out / "prediction.jsonl"))
     rows = read(out / "rows.jsonl")
-    for model in sorted({row["model"] for row in rows}):
+    for model in dict.fromkeys(row["model"] for row in rows):
         for holds_on in ("discovery", "fresh"):
             some = [row for row in rows if row["holds_on"] == holds_on and row["model"] == model]
             if some:
                 text += found(some, f"{model}: f ≥ 0.9 on {holds_on} pairs")
-    return "\n".join(text) + "\n"
+    if (out / "prediction.jsonl").exists():
+        text += prediction(read(out / "prediction.jsonl"))
+    return "\n".join(text).rstrip() + "\n"
 
 
 def prediction(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Means over behaviours, each the mean of its circuits."""
-    by = defaultdict(lambda: defaultdict(list))
+    by: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for key, value in row.items():
             if isinstance(value, float) and np.isfinite(value):
                 by[key][row["behaviour"]].append(value)
-    lines = ["## Prediction", "", "| what | mean over behaviours ± sd | behaviours |", "| --- | --- | --- |"]
+    lines = [
+        "## Prediction, smollm2",
+        "",
+        "| what | mean over behaviours ± sd | behaviours |",
+        "| --- | --- | --- |",
+    ]
     for key, values in by.items():
         means = [mean(v) for v in values.values()]
         if key != "f":
-            lines.append(
-                f"| {key} | {mean(means):.3f} ± {stdev(means) if len(means) > 1 else 0:.3f} | {len(means)} |"
-            )
+            spread = stdev(means) if len(means) > 1 else 0
+            lines.append(f"| {key} | {mean(means):.3f} ± {spread:.3f} | {len(means)} |")
     return [*lines, ""]
 
 
 def found(rows: list[dict[str, Any]], title: str) -> list[str]:
-    cases = defaultdict(dict)
+    cases: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
     for row in rows:
         cases[row["behaviour"], row["draw"]][row["method"]] = row
-    lines = [
-        f"## {title}",
-        "",
-        "Edges, f on test pairs, passes.",
-        "",
-        f"| behaviour, draw | {' | '.join(METHODS)} |",
-    ]
-    lines.append("| --- " * (1 + len(METHODS)) + "|")
+    methods = [m for m in METHODS if any(m in by for by in cases.values())]
+    lines = [f"## {title}", ""]
+    lines += beside_blockwise(cases, methods[:-1])
+    lines += ["", "Edges, f on test pairs, passes of every case:", ""]
+    lines += [f"| behaviour, draw | {' | '.join(methods)} |", "| --- " * (1 + len(methods)) + "|"]
     for (name, draw), by in sorted(cases.items()):
-        star = "*" if name in LOCKED else ""
+        star = "" if name in UNSEEN else "*"
         cells = [
             f"{by[m]['edges']}, {by[m]['f_test']:.3f}, {by[m]['passes']:.0f}" if m in by else "–"
-            for m in METHODS
+            for m in methods
         ]
         lines.append(f"| {name}{star}, {draw} | {' | '.join(cells)} |")
-    lines += ["", "*: locked until the end.", ""]
+    if not {name for name, _ in cases} <= set(UNSEEN):
+        lines += ["", "*: a behaviour that the agent was designed on and the planner fitted to."]
+    return [*lines, ""]
+
+
+def beside_blockwise(cases: dict[tuple[str, int], dict[str, Any]], methods: Sequence[str]) -> list[str]:
+    """Ratios over the cases that both have: geometric mean, and its spread over cases in the logarithm."""
     heads = (
-        "beside blockwise",
+        "beside blockwise search",
         "cases",
-        "edges, geometric mean",
-        "largest",
-        "passes, geometric mean",
-        "f on test pairs",
+        "edges ×",
+        "smallest, largest",
+        "passes ×",
+        "median edges",
+        "median passes",
+        "f, test pairs",
+        "blockwise",
     )
-    lines += [f"| {' | '.join(heads)} |", "| --- " * 6 + "|"]
-    for method in METHODS[:-1]:
-        for which in ("developed", "locked"):
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for method in methods:
+        for which, names in (("unseen", UNSEEN), ("designed on", DESIGNED_ON)):
             pairs = [
                 (by[method], by["blockwise"])
                 for (name, _), by in cases.items()
-                if {method, "blockwise"} <= set(by) and (name in LOCKED) == (which == "locked")
+                if {method, "blockwise"} <= set(by) and name in names
             ]
             if pairs:
                 edges, passes = ([a[key] / b[key] for a, b in pairs] for key in ("edges", "passes"))
-                lines.append(
-                    f"| {method}, {which} | {len(pairs)} | {geometric_mean(edges):.2f} | {max(edges):.2f} | {geometric_mean(passes):.2f} | "
-                    f"{mean(a['f_test'] for a, _ in pairs):.3f}; {mean(b['f_test'] for _, b in pairs):.3f} |"
+                sd = stdev(np.log(edges)) if len(edges) > 1 else 0
+                medians = " | ".join(
+                    f"{median(a[key] for a, _ in pairs):.0f} ({median(b[key] for _, b in pairs):.0f})"
+                    for key in ("edges", "passes")
                 )
-    lines += [
-        "",
-        "| method | cases | edges, median | passes, median | f ≥ 0.9 on test pairs |",
-        "| --- " * 5 + "|",
-    ]
-    for method in METHODS:
-        mine = [by[method] for by in cases.values() if method in by]
-        if mine:
-            holds = sum(row["f_test"] >= 0.9 for row in mine)
-            edges, passes = (median(row[key] for row in mine) for key in ("edges", "passes"))
-            lines.append(f"| {method} | {len(mine)} | {edges:.0f} | {passes:.0f} | {holds} |")
-    return [*lines, ""]
+                lines.append(
+                    f"| {method}, {which} | {len(pairs)} | {geometric_mean(edges):.2f} (sd of log {sd:.2f}) "
+                    f"| {min(edges):.2f}, {max(edges):.2f} | {geometric_mean(passes):.2f} | {medians} "
+                    f"| {mean(a['f_test'] for a, _ in pairs):.3f} | {mean(b['f_test'] for _, b in pairs):.3f} |"
+                )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("fit", "run", "tables"))
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("what", choices=("run", "predict", "tables"))
+    parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--behaviours", default=",".join((*DEVELOPED, *LOCKED)))
-    parser.add_argument("--draws", default=",".join(map(str, DRAWS)))
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--behaviours", default=",".join(UNSEEN))
+    parser.add_argument("--draws", default="0,1,2")
+    parser.add_argument("--methods", default="planner,absolute,path,blockwise")
     parser.add_argument("--holds-on", default="discovery")
-    parser.add_argument("--epochs", type=int, default=FitSettings.epochs)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--claims", type=Path)
     given = parser.parse_args()
-    out = given.folders[-1]
-    if given.what == "fit":
-        (out / "networks").mkdir(parents=True, exist_ok=True)
-        if given.jobs > 1:
-            share(given.jobs)
-        else:
-            fit_all(given.folders[0], out, given.claims, FitSettings(epochs=given.epochs))
-    elif given.what == "tables":
-        (out / "tables.md").write_text(tables(out))
-        print(tables(out))
+    names = given.behaviours.split(",")
+    if given.what == "tables":
+        (given.out / "tables.md").write_text(tables(given.out))
+        print(tables(given.out))
     elif given.jobs > 1:
         share(given.jobs)
+    elif given.what == "predict":
+        predict(given.out, given.claims, given.model, names)
     else:
-        draws = [int(draw) for draw in given.draws.split(",")]
-        run(
-            out,
-            given.claims,
-            given.model,
-            given.holds_on,
-            given.behaviours.split(","),
-            draws,
-            given.methods.split(","),
-        )
+        draws, methods = [int(draw) for draw in given.draws.split(",")], given.methods.split(",")
+        cells = [(draw, name, method) for draw in draws for name in names for method in methods]
+        run(given.out, given.claims, given.model, cells, given.holds_on)
 
 
 if __name__ == "__main__":

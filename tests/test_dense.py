@@ -35,7 +35,7 @@ def test_boolean_and_real_masks_equal_the_slow_twin(kind, ragged):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 3, 17])
+@pytest.mark.parametrize("n", [1, 3, 9, 17])
 def test_every_bucket_has_the_engines_values_and_gradients(kind, n):
     """Buckets are not full; a run is used again with other masks; some edges only; a weight of 0 has a gradient."""
     model, pairs, rng = tiny(kind), tiny_pairs(3, 6, 3, ragged=True), np.random.default_rng(n)

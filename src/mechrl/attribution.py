@@ -69,7 +69,7 @@ def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
 
 
 def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
-    """[E] EAP, or GIM or RelP by their `rules`. Says nothing about KL, whose gradient vanishes at the clean run: integrate that."""
+    """[E] EAP; with `rules` GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
     gradient: np.ndarray = _gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
     return -gradient
 

@@ -308,7 +308,7 @@ class EdgeSet:
             place, source = self._place[stage.columns], self._source[stage.columns]
             circuit, at = np.nonzero(weighs[:, stage.columns] & reached[:, source])
             self._mark_outputs(LiveEdges(stage, circuit, at, place[at], source[at]), reached)
-        kept = weighs | reached[:, self._source]
+        kept: np.ndarray = weighs | reached[:, self._source]
         moves = np.zeros_like(reached)  # sources whose row has a derivative
         read = np.zeros_like(reached)  # sources whose row is read
         for stage in reversed(self.stages):

@@ -175,3 +175,15 @@ def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
         assert row["seeds"] == 8 and row["remarks"] == "" and row["edges"]["n"] == 8
     # every one of them, once more, is what the other run would have found
     assert sum(line.startswith("[") for line in second.stderr.splitlines()) == 16 - len(kept)
+
+
+def test_a_cell_whose_checksum_is_wrong_or_gone_is_done_again(tmp_path: Path) -> None:
+    workspace, one = Workspace(tmp_path, lambda hands, cell: {}, lambda place: None), cell("greedy")
+    workspace.write(one, "done", result={"f": 0.9})
+    assert workspace.done(one)
+    path = workspace.path(one)
+    whole = path.read_text()
+    for damaged in (whole.replace("0.9", "0.8"), whole.replace('"sha256"', '""'), whole[:-9]):
+        assert damaged != whole
+        path.write_text(damaged)
+        assert not workspace.done(one)

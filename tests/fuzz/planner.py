@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from mechrl.agents.planner import records
+from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First, n_features, see
 from mechrl.agents.planner.fit import Example
 from mechrl.agents.planner.left import Left
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import EditModel, NetworkConfig, load_model, save_model
-from mechrl.agents.planner.plan import Episode
 from mechrl.graph import Graph
 
 GRAPH = Graph(2, 4, 2)
@@ -77,7 +77,16 @@ def make_left(folder: Path) -> None:
     rng = np.random.default_rng(0)
     mask = rng.random(30) < 0.5
     measured = np.where(rng.random(30) < 0.5, np.nan, rng.normal(size=30))
-    episode = Episode(mask, 0.93, 0.01, 0.2, measured, 30, [np.ones(30, bool), mask], rounds=2)
+    episode = Episode(
+        mask,
+        0.93,
+        measured=measured,
+        measured_at=30,
+        path_mask=np.ones(30, bool),
+        path_gains=rng.normal(size=(GROUPS, 30)).astype(np.float32),
+        path=[np.ones(30, bool), mask],
+        rounds=2,
+    )
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91

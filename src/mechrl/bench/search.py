@@ -104,6 +104,7 @@ def bench_search(
         engine.gradients = phases.timed("gradients", engine.gradients, engine)  # type: ignore[method-assign]
         engine._evaluate = phases.timed("circuits", engine._evaluate, engine)  # type: ignore[method-assign]
         state = session.run()
+        del engine.gradients, engine._evaluate  # the engine's own again
     passes = session.passes
     with phases.of("test pairs"):
         circuit = session.circuit(state)

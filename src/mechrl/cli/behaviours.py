@@ -56,7 +56,7 @@ def behaviours_command(
 
     chosen = [get_behaviour(name) for name in only] if only else list(all_behaviours())
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     verdicts: list[Verdict] = []
     broken: list[FileError] = []
     with Live("behaviours") as live:
@@ -137,7 +137,7 @@ def check_command(
 
     behaviour = load_behaviour(file)
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     with working(f"asking {model}"):
         seen = inspect(loaded, behaviour)
     if as_json:

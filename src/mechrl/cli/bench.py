@@ -97,7 +97,7 @@ def bench_engine(
 
 @app.command("search")
 def bench_search(
-    method: Annotated[str, typer.Argument(help="As for `mechrl search`.", show_default=False)],
+    method: options.SearchMethod,
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     tau: options.Tau = 0.9,
@@ -120,7 +120,7 @@ def bench_search(
     from mechrl.search.session import SearchSettings
 
     where = resolve_device(device)
-    chosen = SearchSettings(method, tau=tau, seed=seed)  # type: ignore[arg-type]  # checked there
+    chosen = SearchSettings(method, tau=tau, seed=seed)
     subject = get_behaviour(behaviour)
     with Live("bench") as live:
         result = bench.bench_search(

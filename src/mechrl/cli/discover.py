@@ -97,6 +97,7 @@ def discover_command(
     from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
+    from mechrl.engine.estimate import estimate
     from mechrl.models import load_model
     from mechrl.search.problem import Interrupted
 
@@ -110,7 +111,7 @@ def discover_command(
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=device, bos=bos)
     if resume:
         session = Session.resume(state_path, loaded, chosen, network, settings)
     else:
@@ -121,6 +122,9 @@ def discover_command(
             session = Session(loaded, chosen, network, settings)
     if session.start.engine.n_pairs < pairs:
         say(f"{chosen.name} has {session.start.engine.n_pairs} discovery pairs, not {pairs}")
+
+    if not resume:
+        say(f"{estimate(session.start.engine).line()}; at most {budget:,} passes")
 
     last_saved, saving = time.monotonic(), Saving()
     with Live("discover", quiet=0) as live, stop_signals() as stopped:
@@ -197,7 +201,7 @@ def _by_paper(
 ) -> None:
     from dataclasses import replace
 
-    from mechrl import gate
+    from mechrl import gate, hub
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
     from mechrl.agents.paper.deploy import discover
     from mechrl.behaviours import get_behaviour
@@ -209,8 +213,9 @@ def _by_paper(
         raise MechRLError(
             "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
         )
-    network = load_policy(policy)
-    settings, env = trained_with(policy)
+    folder = hub.local(policy, *hub.AGENT)
+    network = load_policy(folder)
+    settings, env = trained_with(folder)
     path = out / "rollouts.safetensors"
     if resume and not path.exists():
         raise MechRLError(f"{out}: no rollouts to resume; start without --resume")

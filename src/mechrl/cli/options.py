@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
-from mechrl.names import PREFILTERS, check_model, one_of
+from mechrl import names
+from mechrl.names import check_model, one_of
 from mechrl.ranges import (
     MOST_AT_ONCE,
     MOST_JOBS,
@@ -39,13 +39,10 @@ def all_finite(values: list[float] | None) -> list[float] | None:
     return values
 
 
-def choice(*known: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback for an option that is one of a few words: a typo is answered at once, with what was meant."""
-
-    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        return value if value is None else one_of(parameter.name or "choice", value, known)
-
-    return check
+def choice(name: str, kind: Any) -> dict[str, Any]:
+    """An option, or an argument, that is one of a `Literal`'s words: a typo is answered at once, with what was meant."""
+    known = get_args(kind)
+    return {"parser": lambda value: one_of(name, value, known), "metavar": f"[{'|'.join(known)}]"}
 
 
 def _model(value: str | None) -> str | None:
@@ -72,11 +69,10 @@ Model = Annotated[
     ),
 ]
 Bos = Annotated[
-    str,
+    names.Bos,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[auto|yes|no]",
-        callback=choice("auto", "yes", "no"),
+        **choice("bos", names.Bos),
         help="Whether prompts open with a first token (BOS); `auto` is the model's own convention.",
     ),
 ]
@@ -113,14 +109,22 @@ CircuitBehaviour = Annotated[
     ),
 ]
 
+SearchMethod = Annotated[
+    names.SearchMethod,
+    typer.Argument(
+        help=", ".join(f"`{name}`" for name in names.SEARCH_METHODS) + ".",
+        show_default=False,
+        parser=choice("method", names.SearchMethod)["parser"],
+    ),
+]
+
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
 HoldsOn = Annotated[
-    str | None,
+    names.HoldsOn | None,
     typer.Option(
         "--holds-on",
-        metavar="[fresh|discovery]",
-        callback=choice("fresh", "discovery"),
+        **choice("holds-on", names.HoldsOn),
         rich_help_panel=BASICS,
         help="The pairs on which f ≥ tau must hold: `fresh` ones, as validation pairs judge, or the `discovery` pairs alone. "
         "[default: fresh, where there are ten validation and ten test pairs]",
@@ -135,11 +139,10 @@ Pairs = Annotated[
     int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_PAIRS, help="Discovery pairs per behaviour.")
 ]
 Prefilter = Annotated[
-    str,
+    names.Prefilter,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[metric|kl|union]",
-        callback=choice(*PREFILTERS),
+        **choice("prefilter", names.Prefilter),
         help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).",
     ),
 ]

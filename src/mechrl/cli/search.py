@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +18,6 @@ from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
-    import torch
-
     from mechrl.circuit import Circuit
     from mechrl.search.problem import State
     from mechrl.search.session import SearchSession
@@ -30,14 +27,7 @@ _SAVE_EVERY = 10.0  # seconds
 
 @one_writer
 def search_command(
-    method: Annotated[
-        str,
-        typer.Argument(
-            callback=options.choice("top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"),
-            help="`top-n`, `greedy`, `acdc`, `edge-pruning`, `matryoshka` or `blockwise`.",
-            show_default=False,
-        ),
-    ],
+    method: options.SearchMethod,
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     tau: options.Tau = 0.9,
@@ -147,14 +137,14 @@ def search_command(
     ):  # a blockwise search is read back to where validation pairs agree: one is enough to hold on them
         attempts = 1 if method == "blockwise" and where.type == "cpu" else ATTEMPTS
     settings = SearchSettings(
-        method=method,  # type: ignore[arg-type]  # checked there, with a message for people
+        method=method,
         tau=tau,
         pairs=pairs,
         k=k,
         whole_graph=whole_graph,
-        prefilter=prefilter,  # type: ignore[arg-type]
+        prefilter=prefilter,
         thresholds=tuple(threshold) if threshold else THRESHOLDS,
-        holds_on=holds_on,  # type: ignore[arg-type]
+        holds_on=holds_on,
         minibatch=minibatch,
         seed=seed,
         attempts=attempts,
@@ -163,7 +153,7 @@ def search_command(
     circuit_path, state_path = out / "circuit.json", out / "state.safetensors"
     state, about = State.read(state_path) if resume else (None, None)
     with working(f"loading {model}"):
-        loaded = load_model(model, device=where, bos=bos)  # type: ignore[arg-type]  # checked there
+        loaded = load_model(model, device=where, bos=bos)
     warnings: tuple[str, ...] = ()
     with working(f"ranking the edges of {model} for {chosen.name}"):
         if about is not None:
@@ -176,7 +166,7 @@ def search_command(
     if len(session.problem.pairs) < pairs:
         say(f"{chosen.name} has {len(session.problem.pairs)} discovery pairs, not {pairs}")
     if state is None:
-        say(estimate(session))
+        say(forecast(session))
 
     last_saved = time.monotonic()
     last_state: State | None = state
@@ -265,26 +255,20 @@ _PASSES = {
 }
 
 
-def estimate(session: SearchSession) -> str:
-    """What the search is going to cost: measured seconds a pass, passes from experience, memory so far (the gradients took most)."""
-    import numpy as np
-
+def forecast(session: SearchSession) -> str:
+    """What the search is going to take: passes from experience, memory and seconds of this model on this device."""
+    from mechrl.engine.estimate import estimate
     from mechrl.search.matryoshka import STEPS
 
-    problem = session.problem
-    engine, everything = problem.engine, np.ones((1, len(problem.candidates)), dtype=bool)
-    begin = time.perf_counter()
-    with engine.ledger.free() as bill:
-        engine.faithfulness(everything, problem.candidates)
-    passes = bill.passes
-    a_pass = (time.perf_counter() - begin) / max(passes, 1e-9)
-    low, high = (n * max(passes, 0.05) for n in _PASSES[session.settings.method])
-    if session.settings.method == "matryoshka":
-        low, high = (n * session.settings.steps / STEPS for n in (low, high))
-    if session.settings.holds_on == "fresh":
-        high *= min(3, session.settings.attempts)
-    first = f"{len(problem.pairs)} discovery pairs, {len(problem.candidates):,} candidate edges, {memory(problem.model.device)}"
-    return f"{first}; about {low:,.0f} to {high:,.0f} passes of {a_pass:.2f} s: {duration(low * a_pass)} to {duration(high * a_pass)}"
+    problem, settings = session.problem, session.settings
+    expected = estimate(problem.engine, problem.candidates)
+    low, high = (n * problem.engine.price for n in _PASSES[settings.method])
+    if settings.method == "matryoshka":
+        low, high = (n * settings.steps / STEPS for n in (low, high))
+    if settings.holds_on == "fresh":
+        high *= min(3, settings.attempts)
+    seconds = [duration(expected.seconds(passes)) for passes in (low, high)]
+    return f"{expected.line()}; about {low:,.0f} to {high:,.0f} passes: {seconds[0]} to {seconds[1]}"
 
 
 def duration(seconds: float) -> str:
@@ -295,19 +279,6 @@ def duration(seconds: float) -> str:
         if seconds < 5400
         else f"{seconds / 3600:.1f} h"
     )
-
-
-def memory(device: torch.device) -> str:
-    """The most that this process has held so far."""
-    import torch
-
-    if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB of GPU memory so far"
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return "memory unknown"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == 'darwin' else 1e6):.1f} GB of memory so far"
 
 
 def answer_circuit(circuit: Circuit, path: Path, unsaved: MechRLError | None = None) -> None:

@@ -32,9 +32,7 @@ class Estimate:
     def line(self) -> str:
         """For people."""
         size = f"{self.pairs} pairs, {self.edges:,} edges"
-        memory = (
-            f"{self.model_bytes / 2**30:.1f} GB of weights, {self.circuit_bytes / 2**20:,.0f} MB a circuit"
-        )
+        memory = f"{_size(self.model_bytes)} of weights, {_size(self.circuit_bytes)} a circuit"
         return f"{size}; {memory}, {max(1, self.at_once):,} at once; {self.seconds_per_pass:.2g} s a pass"
 
 
@@ -64,3 +62,7 @@ def weights_bytes(engine: Engine) -> int:
     parts = [model, *model.attention, *model.mlp]
     found = [value for part in parts for value in vars(part).values() if isinstance(value, torch.Tensor)]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in found}.values())
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GB" if n >= 2**30 else f"{n / 2**20:,.0f} MB"

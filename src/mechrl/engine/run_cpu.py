@@ -205,8 +205,8 @@ class CpuRun:
                 for slots, output in zip(self._slots(stage, self.store), taped.outputs, strict=True):
                     slots.copy_(output.detach())
             elif stage.kind != "logits":
-                x_full, x_last = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
-                self._components(stage, x_full, x_last, *self._slots(stage, self.store))
+                x = self._normal(stage.full, stage, False), self._normal(stage.last, stage, True)
+                self._components(stage, x, self._slots(stage, self.store))
 
     def forward(self) -> Tensor:
         """Fills the store; returns the normalised final streams [outputs, B, d]."""
@@ -246,7 +246,7 @@ class CpuRun:
             x_full, x_last = (norm(x.requires_grad_()) for x in streams)
             if stage.kind == "logits":
                 return Taped(streams, (x_full, x_last))
-            return Taped(streams, self._components(stage, x_full, x_last, rules=self.rules))
+            return Taped(streams, self._components(stage, (x_full, x_last), rules=self.rules))
 
     @torch.no_grad()
     def _backward_of_mix(

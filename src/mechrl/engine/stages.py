@@ -122,7 +122,7 @@ def attention_stage(
     out: tuple[Tensor, Tensor] | None = None,
     rules: Rules | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the heads needed at all positions [.., N, d] and of those needed at the prediction position [.., B, d].
+    """Rows of heads: those needed at all positions [.., N, d], and those needed at the prediction position [.., B, d].
 
     `x` are the streams of both pools, `out` receives the rows if given.
     """
@@ -151,7 +151,7 @@ def attention_stage(
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
-        # a q input may be computed here, or at all positions because another head needs it there
+        # a q input is computed here, unless another head needs it at all positions
         q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
         pairs = torch.arange(cache.n_pairs, device=x_last.device)
         q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])

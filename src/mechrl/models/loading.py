@@ -19,8 +19,8 @@ from mechrl.files.reading import check_regular, parse_json, read_bytes
 from mechrl.models import gguf, gpt2, llama
 from mechrl.models.base import Model
 from mechrl.models.config import Config, read_config
-from mechrl.models.tokenizer import PROMPT_OPENER, Bos, Tokenizer
-from mechrl.names import GPT2, check_model
+from mechrl.models.tokenizer import PROMPT_OPENER, Tokenizer
+from mechrl.names import GPT2, Bos, check_model
 
 Parts = tuple[Config, dict[str, Tensor], Tokenizer | None]
 

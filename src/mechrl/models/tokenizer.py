@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import Self, get_args
 
 from tokenizers import Tokenizer as Backend
 
 from mechrl.errors import MechRLError
+from mechrl.names import Bos
 
-Bos = Literal["auto", "yes", "no"]
 PROMPT_OPENER = "<|endoftext|>"
 _WITHOUT = ("qwen2",)  # families whose prompts open with no token
 

@@ -80,7 +80,7 @@ def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def ranking_scores(scores: np.ndarray) -> np.ndarray:
-    """The same order in positive numbers: what is not a candidate has 0, and ranks last."""
+    """The same order in positive numbers, so that edges outside the candidates, at 0, rank last."""
     positive: np.ndarray = scores - scores.min() + 1.0
     return positive
 

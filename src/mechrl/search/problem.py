@@ -62,7 +62,7 @@ class State:
 
     @classmethod
     def read(cls, path: Path) -> tuple[State, dict[str, Any]]:
-        """The state of a file and the facts saved with it."""
+        """Reads a state and the facts saved with it."""
         try:
             arrays, texts = read_sealed(path)
             known = parse_json(texts["state"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,17 +23,13 @@ from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
-from mechrl.names import PREFILTERS, Prefilter, one_of
+from mechrl.names import PREFILTERS, SEARCH_METHODS, HoldsOn, Prefilter, SearchMethod, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.acdc import THRESHOLDS, acdc_sweep
 from mechrl.search.fresh_pairs import HIGHEST_AIM, fresh, higher, step_back
 from mechrl.search.matryoshka import STEPS, matryoshka, ranking_scores
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import greedy_search, top_n_search
-
-Method = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
-HoldsOn = Literal["discovery", "fresh"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 ATTEMPTS = 6  # searches with rising aims
 
@@ -42,7 +38,7 @@ ATTEMPTS = 6  # searches with rising aims
 class SearchSettings:
     """What determines a search, besides the model and the behaviour."""
 
-    method: Method
+    method: SearchMethod
     tau: float = 0.9
     pairs: int = 20
     k: int = 3000  # candidates by each score, to begin with
@@ -57,7 +53,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("method", self.method, METHODS),
+            ("method", self.method, SEARCH_METHODS),
             ("holds-on", self.holds_on, get_args(HoldsOn)),
             ("prefilter", self.prefilter, PREFILTERS),
         ):

@@ -19,7 +19,8 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
-from mechrl.search.session import METHODS, SearchSettings, search
+from mechrl.names import SEARCH_METHODS
+from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread
 
 FEWEST = 2  # bootstraps: one circuit overlaps with nothing
@@ -130,9 +131,10 @@ def _method(circuit: Circuit, model: Model) -> Callable[[Behaviour], Circuit]:
         episode = DiscoverSettings(**mine, holds_on=HoldsOn(holds_on))
         network = load_planner(shipped(model.name))
         return lambda behaviour: discover(model, behaviour, network, episode)
-    if circuit.method not in METHODS:
+    if circuit.method not in SEARCH_METHODS:
         raise MechRLError(
-            f"a circuit by {circuit.method} is not found again from its file; bootstraps are for the planner and {', '.join(METHODS)}"
+            f"a circuit by {circuit.method} is not found again from its file; bootstraps are for the planner and "
+            f"{', '.join(SEARCH_METHODS)}"
         )
     mine = {field.name: known[field.name] for field in fields(SearchSettings) if field.name in known}
     settings = SearchSettings(

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.network import Edges, Effect
-from mechrl.agents.planner.plan import Episode, Model, Planner
+from mechrl.agents.planner.plan import Model, Planner
 from mechrl.agents.planner.shipped import load_planner, shipped
 from mechrl.agents.planner.untrained import Gradients
 from tests.agents.planner.tasks import planted_start, tiny_start
@@ -70,7 +71,9 @@ class Optimist:
     def edges(self, seen) -> Edges:
         nothing = torch.zeros(len(seen.edges))
         none = torch.zeros(len(seen.edges), 0)
-        return Edges(nothing, nothing, nothing, none, none, seen.gains, seen.n, seen.f)
+        return Edges(
+            nothing, nothing, nothing, none, none, seen.gains, seen.n, seen.f, torch.zeros(len(seen.edges))
+        )
 
     def effect(self, edges, cut, add) -> Effect:
         zero = torch.zeros(len(cut))

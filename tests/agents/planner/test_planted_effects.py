@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from mechrl.agents.planner import plan
+from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First, Seen, kinds
 from mechrl.agents.planner.fit import FitSettings, fit
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import Edges, Effect, squash
-from mechrl.agents.planner.plan import Episode, Model, Planner
+from mechrl.agents.planner.plan import Model, Planner
 from mechrl.agents.planner.records import Record
 from mechrl.agents.planner.untrained import Gradients
 from mechrl.graph import Graph
@@ -61,8 +62,8 @@ class Planted:
     def best_outside(self, mask: np.ndarray, most: int) -> np.ndarray:
         return np.flatnonzero(~mask)[:most]
 
-    def look(self, mask: np.ndarray, outside: np.ndarray, f: float) -> Look:
-        self.passes += 3 * len(ALPHAS)
+    def look(self, mask: np.ndarray, outside: np.ndarray, f: float, path: np.ndarray | None = None) -> Look:
+        self.passes += 3 * (len(ALPHAS) - (path is not None))
         alive, gains = np.flatnonzero(mask), self.gains.astype(np.float32)
         self.seen = np.concatenate([alive, outside])
         seen = np.repeat(gains[None, :, alive], len(ALPHAS), axis=0)
@@ -96,7 +97,7 @@ class Oracle:
     def edges(self, seen: Seen) -> Edges:
         cost = torch.from_numpy(self.start.effect[self.start.seen]).float()
         none = torch.zeros(len(cost), 0)
-        return Edges(cost, cost, cost, none, none, seen.gains, seen.n, seen.f)
+        return Edges(cost, cost, cost, none, none, seen.gains, seen.n, seen.f, torch.zeros(len(seen.edges)))
 
     def effect(self, edges: Edges, cut: torch.Tensor, add: torch.Tensor) -> Effect:
         lost = cut @ edges.cost[: edges.n] - add @ edges.cost[edges.n :]
@@ -119,9 +120,9 @@ def test_a_round_tries_four_edits_first_and_goes_on_only_where_that_is_worth_it(
     while not episode.done:
         n, passes, start.batches = int(episode.mask.sum()), start.passes, []
         planner.step(episode)
-        assert plan.TRIALS == 4 and start.batches[0] <= 4
+        assert start.batches[0] <= 4
         won, spent = n - int(episode.mask.sum()), start.passes - passes
-        assert spent == 6 + sum(start.batches)
+        assert spent - sum(start.batches) in (3, 6)  # a look, with or without the path
         if spent > plan.PASSES_PER_EDGE * won and episode.f - TAU < plan.ROOM:
             assert episode.done
     assert episode.rounds > 2
@@ -138,6 +139,7 @@ def edges_and_passes(model: Model) -> np.ndarray:
     return np.mean(found, axis=0)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_worth_edges_and_from_shuffled_effects_nothing_is() -> None:
     """The same network fitted to effects that belong to other edits finds no smaller circuits than bare gradients do."""
     records = [Planted(seed).record() for seed in range(48)]

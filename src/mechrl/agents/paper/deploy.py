@@ -28,7 +28,8 @@ from mechrl.agents.paper.env import (
     VectorEnv,
 )
 from mechrl.agents.paper.policy import Policy
-from mechrl.agents.paper.policy_batched import Actor, States, Tables
+from mechrl.agents.paper.policy_batched import Actor
+from mechrl.agents.paper.policy_tables import States, Tables
 from mechrl.agents.paper.tasks import TaskSettings, task_of
 from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, Behaviour
 from mechrl.circuit import Circuit
@@ -39,8 +40,8 @@ from mechrl.files.saving import Saving
 from mechrl.files.sealed import read_sealed, sealed
 from mechrl.models.base import Model
 from mechrl.ranges import check_seed
-from mechrl.search.problem import Interrupted
 from mechrl.search.fresh_pairs import fresh
+from mechrl.search.problem import Interrupted
 
 ROLLOUTS = 16  # sampled ones; the greedy one comes on top
 _SAVE_EVERY = 10.0  # seconds

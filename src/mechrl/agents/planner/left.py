@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First
-from mechrl.agents.planner.plan import Episode
+from mechrl.agents.planner.look import GROUPS
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically
 from mechrl.files.reading import parse_json
 from mechrl.files.sealed import read_sealed, sealed
 
 _NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
-_EPISODE = ("f", "gap", "bias", "measured_at", "rounds", "done", "note")
+_EPISODE = ("f", "gap", "bias", "excess", "measured_at", "rounds", "done", "note")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Left:
             "measured": episode.measured,
             "path": np.packbits(np.array(episode.path, dtype=bool).reshape(-1, n), axis=1),
         }
+        if episode.path_mask is not None and episode.path_gains is not None:
+            arrays |= {"path_mask": np.packbits(episode.path_mask), "path_gains": episode.path_gains}
         if self.best is not None:
             arrays["best"] = np.packbits(self.best[0])
         known = {name: getattr(episode, name) for name in _EPISODE} | {"of": self.of}
@@ -79,9 +82,12 @@ def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) ->
         raise ValueError("of another graph")
     if arrays["measured"].shape not in ((0,), candidates.shape):
         raise ValueError("of other candidates")
+    path_gains = arrays.get("path_gains")
+    if path_gains is not None and path_gains.shape != (GROUPS, len(candidates)):
+        raise ValueError("gradients of other candidates")
     masks = {
         name: np.unpackbits(arrays[name], axis=-1, count=len(candidates)).astype(bool)
-        for name in arrays.keys() - {"first", "candidates", "measured"}
+        for name in arrays.keys() - {"first", "candidates", "measured", "path_gains"}
     }
     episode = {name: known[name] for name in _EPISODE}
     return Left(
@@ -89,7 +95,14 @@ def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) ->
         first=First(*first),
         candidates=candidates,
         first_mask=masks["first_mask"],
-        episode=Episode(mask=masks["mask"], path=list(masks["path"]), measured=arrays["measured"], **episode),
+        episode=Episode(
+            mask=masks["mask"],
+            path=list(masks["path"]),
+            measured=arrays["measured"],
+            path_mask=masks.get("path_mask"),
+            path_gains=path_gains,
+            **episode,
+        ),
         best=(masks["best"], known["best_f"]) if "best" in masks else None,
         **{name: known[name] for name in _NUMBERS},
     )

@@ -65,20 +65,24 @@ class Looker:
         edges = np.arange(self.engine.graph.n_edges)
         return self._gradients(edges, np.array(FIRST_ALPHAS)[:, None].repeat(len(edges), axis=1))
 
-    def look(self, mask: np.ndarray, outside: np.ndarray, f: float) -> Look:
+    def look(self, mask: np.ndarray, outside: np.ndarray, f: float, path: np.ndarray | None = None) -> Look:
         """Gradients at the circuit `mask` [n], and at α = 1 also for `outside`, places among the candidates.
 
         The whole graph is not looked at with α = 1: KL is at its minimum there, and every gradient is zero.
+
+        path: [Q, n] gradients at α < 1 known from a circuit much like this one. Edges it did not have are NaN; theirs at α = 1 serve.
         """
         alive = np.flatnonzero(mask)
         gains = np.zeros((len(ALPHAS), GROUPS, len(alive)), dtype=np.float32)
         outside_gains = np.zeros((GROUPS, len(outside)), dtype=np.float32)
-        path = np.array(ALPHAS[:-1])[:, None].repeat(len(alive), axis=1)
-        gains[:-1] = self._gradients(alive, path)
+        if path is None:
+            gains[:-1] = self._gradients(alive, np.array(ALPHAS[:-1])[:, None].repeat(len(alive), axis=1))
         if len(alive) < self.engine.graph.n_edges:
             both = np.concatenate([alive, outside])
             found = self._gradients(both, (np.arange(len(both)) < len(alive))[None].astype(np.float64))[0]
             gains[-1], outside_gains = found[:, : len(alive)], found[:, len(alive) :]
+        if path is not None:
+            gains[:-1] = np.where(np.isnan(path), gains[-1], path)
         return Look(self.candidates[alive], gains, self.candidates[outside], outside_gains, f)
 
     def _gradients(self, places: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ from mechrl.files.sealed import read_sealed, sealed
 FORMAT = 1
 _UNIT = 0.01  # of f: effects below it are told apart linearly, above it logarithmically
 _SPREAD = 30.0  # of a cost times n, see `features.squash`
+_DOUBT = 0.2  # of an edge's gradient
 _OUT_OF_REACH = 8.0  # of squashed costs: sinh(8) / 30 is fifty times an average edge
 
 
@@ -56,6 +57,7 @@ class Edges:
     gains: Tensor  # [A, Q, n + m]
     n: int
     f: float
+    doubt: Tensor  # [n + m] how far off a cost may be
 
     @property
     def cost_fresh(self) -> Tensor:
@@ -113,6 +115,7 @@ class EditModel(nn.Module):
             gains,
             max(seen.n, 1),
             seen.f,
+            doubt(gains),
         )
 
     def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
@@ -155,6 +158,15 @@ class EditModel(nn.Module):
         )
         out = self.head(features)
         return Effect(squash(lost - won) + out[:, 0], out[:, 1] - 0.5, 0.1 * out[:, 2], 0.5 * out[:, 3] - 3.5)
+
+
+def doubt(gains: Tensor) -> Tensor:
+    """How far off costs may be, from gradients [A, Q, n + m].
+
+    A steep gradient and a small cost mean that large effects cancel. In a circuit that overshoots such an edge often turns out to be among
+    the most important, so it must not go among the cheapest.
+    """
+    return _DOUBT * gains.mean(1).abs().amax(0)
 
 
 def squash(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mechrl.agents.planner.features import Seen
-from mechrl.agents.planner.network import _SPREAD, Edges, Effect, squash
+from mechrl.agents.planner.network import _SPREAD, Edges, Effect, doubt, squash
 
 SIGMA = 1.0  # of T(Δ): what sums of gradients are off by
 
@@ -26,7 +26,7 @@ class Gradients:
         elif self.kind == "absolute":
             cost[:n] = cost[:n].abs()
         squashed, nothing = torch.asinh(_SPREAD * n * cost), cost.new_zeros(len(cost), 0)
-        return Edges(cost, squashed, squashed, nothing, nothing, seen.gains, n, seen.f)
+        return Edges(cost, squashed, squashed, nothing, nothing, seen.gains, n, seen.f, doubt(seen.gains))
 
     def effect(self, edges: Edges, cut: Tensor, add: Tensor) -> Effect:
         lost = cut @ edges.cost[: edges.n] - add @ edges.cost[edges.n :]
