@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import hub
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
@@ -213,6 +214,7 @@ def _by_paper(
         raise MechRLError(
             "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
         )
+    policy = hub.local(policy, *hub.AGENT)
     network = load_policy(policy)
     settings, env = trained_with(policy)
     path = out / "rollouts.safetensors"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechrl import hub
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration
@@ -150,6 +151,7 @@ def adapt_command(
     from mechrl.models import load_model
 
     chosen = get_behaviour(behaviour)
+    policy = hub.local(policy, *hub.AGENT)
     start = load_policy(policy)
     settings, env = trained_with(policy)
     config = adaptation(from_scratch, iterations, envs, seed)
