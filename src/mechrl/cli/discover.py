@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mechrl import names
+from mechrl import hub, names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
@@ -201,7 +201,7 @@ def _by_paper(
 ) -> None:
     from dataclasses import replace
 
-    from mechrl import gate, hub
+    from mechrl import gate
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
     from mechrl.agents.paper.deploy import discover
     from mechrl.behaviours import get_behaviour
@@ -213,9 +213,9 @@ def _by_paper(
         raise MechRLError(
             "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
         )
-    folder = hub.local(policy, *hub.AGENT)
-    network = load_policy(folder)
-    settings, env = trained_with(folder)
+    policy = hub.local(policy, *hub.AGENT)
+    network = load_policy(policy)
+    settings, env = trained_with(policy)
     path = out / "rollouts.safetensors"
     if resume and not path.exists():
         raise MechRLError(f"{out}: no rollouts to resume; start without --resume")
