@@ -27,9 +27,9 @@ from mechrl.files import write_atomically
 from mechrl.models import load_model
 from mechrl.report.figures import BLACK, BLUE, GREEN, GREY, ORANGE, RED, Figure, draw
 
-SMALL = TaskSettings(k=80)
-SHORT = EnvConfig(max_steps=40)
-QUICK = PPOConfig(iterations=24, envs=32, learning_rate=3e-3, entropy=0.003, gamma=0.9)
+SMALL = TaskSettings(pairs=4, k=60)
+SHORT = EnvConfig(max_steps=30)
+QUICK = PPOConfig(iterations=24, transitions=256, envs=32, learning_rate=3e-3, entropy=0.003, gamma=0.8)
 OUT = Path(__file__).parents[1] / "docs/images/paper-overview.svg"
 MOMENTS = 4
 

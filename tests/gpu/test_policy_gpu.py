@@ -10,16 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mechrl.rl import kernels
-from mechrl.rl.env import BATCH_SIZES, RewardSettings
-from mechrl.rl.journal import Journal
-from mechrl.rl.policy import Layout, Policy, PolicyConfig, Record, States, Tables, replay
-from mechrl.rl.ppo import PPOConfig, Trainer
-from mechrl.rl.rollout import rollouts
 
+from mechrl.agents.paper import kernels
+from mechrl.agents.paper.deploy import Rollouts
+from mechrl.agents.paper.env import BATCH_SIZES, EnvConfig
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.policy_batched import Actor, Choice, copies
+from mechrl.agents.paper.policy_replay import Layout, Record, evaluate, replay
+from mechrl.agents.paper.policy_tables import States, Tables
+from mechrl.agents.paper.ppo import PPOConfig, Trainer
+from mechrl.files import write_atomically
 from mechrl.search.problem import Interrupted
-from tests.rl.tasks import small_task
-from tests.rl.test_policy import random_states
+from tests.agents.paper.tasks import small_task
+from tests.agents.paper.test_policy import random_states
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -113,18 +116,17 @@ def test_projections(T):
     assert torch.allclose(ours, kernels.project_torch(gram, order), rtol=0, atol=1e-12)
 
 
-def setting(width: int = 32, looks: bool = False) -> tuple[Policy, Tables, States]:
+def setting(width: int = 32) -> tuple[Policy, Tables, States]:
     torch.manual_seed(0)
-    policy = Policy(PolicyConfig(width))
+    policy = Policy(width)
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.1 * torch.randn_like(p))
         policy.type_head.second.bias.zero_()
         policy.type_head.second.weight.mul_(0.1)  # all types occur
     tables = Tables.of([small_task("gpt2", 40), small_task("llama-gqa", 33, 1)])
-    states = random_states(tables, 48, density=0.95, looks=looks)
-    seen = states.looks.float() if states.looks is not None else None
-    return policy, tables, replace(states, globals=states.globals.float(), looks=seen)
+    states = random_states(tables, 48, density=0.95)
+    return policy, tables, replace(states, globals=states.globals.float())
 
 
 def to(thing, device: str):
@@ -136,23 +138,23 @@ def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):
     policy, tables, states = setting()
     with monkeypatch.context() as plain:
         plain.setattr(kernels, "available", lambda _: False)
-        choice = policy.act(tables, states, torch.Generator().manual_seed(0))
+        choice = Actor(policy, tables).act(states, torch.Generator().manual_seed(0))
     actions = [torch.from_numpy(x) for x in (choice.actions.type, choice.actions.edges, choice.actions.node)]
     assert len(set(choice.actions.type)) == 6
-    loss = torch.rand(2, 48, generator=torch.Generator().manual_seed(1))
+    loss = torch.rand(3, 48, generator=torch.Generator().manual_seed(1))
 
     def gradients(device: str, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         t = to(tables, device)
         t = replace(t, edges=t.edges.to(dtype), nodes=t.nodes.to(dtype), degree=t.degree.to(dtype))
         s = replace(to(states, device), globals=states.globals.to(device, dtype))
         record = Record.of(t, s, *(a.to(device) for a in actions))
-        layout = Layout.of(states.task.numpy(), actions[0].numpy(), np.arange(48), 2, device)
-        weights = {n: w.detach().to(device, dtype).requires_grad_() for n, w in policy.weights(2).items()}
+        layout = Layout.of(states.task.numpy(), actions[0].numpy(), np.arange(48), device)
+        weights = {n: w.detach().to(device, dtype).requires_grad_() for n, w in copies(policy, 2).items()}
         found = replay(weights, t, record, layout)
-        numbers = [x.flatten()[layout.place] for x in (found.log_prob, found.entropy, found.value)]
-        total = (
-            sum((loss.to(device, dtype)[i] * numbers[i]).sum() for i in range(2)) + numbers[2].square().sum()
-        )
+        parts_of = (found.log_prob, found.type_entropy, found.pick_entropy, found.value)
+        numbers = [x.flatten()[layout.place] for x in parts_of]
+        of = loss.to(device, dtype)
+        total = sum((of[i] * numbers[i]).sum() for i in range(3)) + numbers[3].square().sum()
         parts = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         return [x.detach().cpu() for x in numbers], [p.cpu() for p in parts if p is not None]
 
@@ -167,14 +169,14 @@ def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):
 
 
 @needs_cuda
-@pytest.mark.parametrize("looks", [False, True])
-def test_acting_is_legal_reproducible_and_what_replay_says(looks):
-    policy, tables, states = setting(looks=looks)
+def test_acting_is_legal_reproducible_and_what_replay_says():
+    policy, tables, states = setting()
     policy, tables, states = policy.cuda(), to(tables, "cuda"), to(states, "cuda")
     states.mask[:2] = False
+    actor = Actor(policy, tables)
 
-    def act(seed: int):
-        return policy.act(tables, states, torch.Generator("cuda").manual_seed(seed))
+    def act(seed: int) -> Choice:
+        return actor.act(states, torch.Generator("cuda").manual_seed(seed))
 
     first, again, other = act(0), act(0), act(1)
     assert (first.actions.edges == again.actions.edges).all() and torch.equal(first.log_prob, again.log_prob)
@@ -188,18 +190,15 @@ def test_acting_is_legal_reproducible_and_what_replay_says(looks):
     with torch.no_grad():  # the graph reads the weights where they are
         for p in policy.parameters():
             p.mul_(0.9)
+    actor.refresh()
     changed = act(0)
-    for choice in (changed, policy.act(tables, states, greedy=True)):
-        actions = (
-            torch.from_numpy(x).cuda()
-            for x in (choice.actions.type, choice.actions.edges, choice.actions.node)
-        )
-        found = policy.evaluate(tables, states, *actions)
+    for choice in (changed, actor.act(states, greedy=True)):
+        found = evaluate(policy, tables, states, choice.actions)
         assert close(choice.log_prob, found.log_prob.detach()) and close(choice.value, found.value.detach())
     assert not close(changed.value, first.value)
-    assert close(policy.value(tables, states), changed.value)
+    assert close(actor.value(states), changed.value)
     few = states[:5]
-    assert len(policy.act(tables, few, greedy=True).actions.type) == 5
+    assert len(actor.act(few, greedy=True).actions.type) == 5
 
 
 @needs_cuda
@@ -212,7 +211,7 @@ def test_draws_follow_their_probabilities():
             for n in ("task", "mask", "globals")
         )
     )
-    choice = policy.act(tables, many, torch.Generator("cuda").manual_seed(0))
+    choice = Actor(policy, tables).act(many, torch.Generator("cuda").manual_seed(0))
     kinds, picks, log_prob = (
         choice.actions.type,
         choice.actions.edges[:, 0],
@@ -225,23 +224,19 @@ def test_draws_follow_their_probabilities():
 
 
 @needs_cuda
-@pytest.mark.parametrize("looks", [False, True])
-def test_an_iteration_on_the_device_equals_the_cpus_update(looks):
-    reward = RewardSettings(max_steps=8, tau_low=0.0, look_again=0.75 * looks)
+def test_an_iteration_on_the_device_equals_the_cpus_update():
+    env = EnvConfig(max_steps=8)
     config = PPOConfig(iterations=4, transitions=32, envs=8, epochs=2, minibatches=2)
-    tasks = [small_task("gpt2", 40, settings=reward), small_task("llama-gqa", 33, 1, reward)]
+    tasks = [small_task("gpt2", 40, config=env), small_task("llama-gqa", 33, 1, env)]
     torch.manual_seed(0)
-    on_cpu = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)))
+    on_cpu = Trainer(tasks, config, env, Policy(16))
     torch.manual_seed(0)
-    on_gpu = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), "cuda")
-    rollout = on_cpu._collect({})
-    assert rollout is not None
+    on_gpu = Trainer(tasks, config, env, Policy(16), "cuda")
+    rollout, _ = on_cpu.collect()
     moved = replace(rollout, **{n: getattr(rollout, n).cuda() for n in ("log_prob", "advantage", "target")})
-    record = {
-        n: getattr(rollout.record, n).cuda() for n in ("kind", "edges", "node", "life", "node_rows", "alive")
-    }
-    moved = replace(moved, record=replace(rollout.record, states=to(rollout.record.states, "cuda"), **record))
-    ours, expected = on_gpu._update(moved), on_cpu._update(rollout)
+    record = to(rollout.record, "cuda")
+    moved = replace(moved, record=replace(record, states=to(rollout.record.states, "cuda")))
+    ours, expected = on_gpu.update(moved), on_cpu.update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for a, b in zip(on_gpu.parameters, on_cpu.parameters, strict=True):
         assert (a.cpu() - b).abs().max() < 5e-5  # of up to 1e-3 that four steps of Adam go
@@ -251,13 +246,13 @@ def test_an_iteration_on_the_device_equals_the_cpus_update(looks):
 
 @needs_cuda
 def test_a_checkpoint_continues_on_the_device(tmp_path):
-    reward = RewardSettings(max_steps=8, tau_low=0.0)
+    env = EnvConfig(max_steps=8)
     config = PPOConfig(iterations=2, transitions=32, envs=8, epochs=2, minibatches=2)
-    tasks = [small_task("gpt2", 40, settings=reward)]
-    run = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), "cuda")
+    tasks = [small_task("gpt2", 40, config=env)]
+    run = Trainer(tasks, config, env, Policy(16), "cuda")
     next(run.run())
-    run.save(tmp_path / "run.safetensors")
-    other = Trainer(tasks, config, reward, Policy(PolicyConfig(width=16)), "cuda")
+    write_atomically(tmp_path / "run.safetensors", run.to_bytes())
+    other = Trainer(tasks, config, env, Policy(16), "cuda")
     other.load(tmp_path / "run.safetensors")
     a, b = next(run.run()), next(other.run())
     assert a["episode/return"] == b["episode/return"] and a["loss/value"] == pytest.approx(
@@ -267,13 +262,13 @@ def test_a_checkpoint_continues_on_the_device(tmp_path):
 
 @needs_cuda
 def test_rollouts_that_were_stopped_go_on_with_the_devices_own_noise(tmp_path):
-    reward = RewardSettings(take_back=True, look_again=0.75, tau_high=0.9, max_steps=5, margin=0.01)
-    task = small_task("gpt2", 60, 0, reward)
+    env, path = EnvConfig(max_steps=5), tmp_path / "rollouts.safetensors"
+    task = small_task("gpt2", 60, 0, env)
     torch.manual_seed(0)
-    policy = Policy(PolicyConfig(16, parts=True, prior=5.0)).to("cuda")
-    straight = rollouts(policy, task, reward, 4, seed=0)
+    policy = Policy(16).to("cuda")
+    straight = Rollouts(policy, task, env, 4, seed=0).run()
     with pytest.raises(Interrupted):
-        rollouts(policy, task, reward, 4, seed=0, journal=Journal(tmp_path, task.engine, lambda: True))
-    again = rollouts(policy, task, reward, 4, seed=0, journal=Journal(tmp_path, task.engine))
+        Rollouts(policy, task, env, 4, seed=0).run(path=path, stopping=lambda: True)
+    again = Rollouts(policy, task, env, 4, seed=0).run(path=path)
     for ours, theirs in zip(again, straight, strict=True):
-        assert np.array_equal(ours.masks, theirs.masks) and ours.cuts == theirs.cuts
+        assert np.array_equal(ours.mask, theirs.mask) and ours.cuts == theirs.cuts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
@@ -30,10 +31,9 @@ def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     agent: Annotated[
-        str,
+        names.Agent,
         typer.Option(
-            metavar="[planner|paper]",
-            callback=options.choice("planner", "paper"),
+            **options.choice("agent", names.Agent),
             rich_help_panel=options.BASICS,
             help="Who finds it: the `planner`, or the `paper`'s agent with a --policy that you have trained.",
         ),
@@ -201,7 +201,7 @@ def _by_paper(
 ) -> None:
     from dataclasses import replace
 
-    from mechrl import gate
+    from mechrl import gate, hub
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
     from mechrl.agents.paper.deploy import discover
     from mechrl.behaviours import get_behaviour
@@ -213,8 +213,9 @@ def _by_paper(
         raise MechRLError(
             "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
         )
-    network = load_policy(policy)
-    settings, env = trained_with(policy)
+    folder = hub.local(policy, *hub.AGENT)
+    network = load_policy(folder)
+    settings, env = trained_with(folder)
     path = out / "rollouts.safetensors"
     if resume and not path.exists():
         raise MechRLError(f"{out}: no rollouts to resume; start without --resume")

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from mechrl import hub
 from mechrl.agents.paper.tasks import choose_behaviours
 from mechrl.behaviours import behaviours
 from mechrl.errors import MechRLError
@@ -76,10 +77,10 @@ class Experiment:
             device = "cuda" if gpus(cluster) else "cpu"
         device = str(resolve_device(device)) if cluster is None else device
         self.model, self.out = model, out
-        self.policy = policy
+        self.policy = None if policy is None else hub.local(policy, *hub.AGENT)
         self.until = None if seconds is None else time.monotonic() + seconds
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
-        given = None if policy is None else str(policy)
+        given = None if self.policy is None else str(self.policy)
         context = {"model": model, "device": device, "policy": given, "command": self.command}
         self.workspace = Workspace(out, jobs.do, jobs.Resources, context, jobs_)
         self.executor = None if cluster is None else RayExecutor(self.workspace, cluster)

@@ -12,16 +12,9 @@ import torch
 from mechrl.agents.paper import kernels
 from mechrl.agents.paper.env import BATCH_SIZES, MAX_PICKS, NODE, PRESENT, STOP, Actions, Task
 from mechrl.agents.paper.policy import MLP, Action, Decision, Policy, State
-from mechrl.agents.paper.policy_batched import (
-    Actor,
-    Evaluation,
-    Noise,
-    States,
-    Tables,
-    act,
-    evaluate,
-    new_trunk,
-)
+from mechrl.agents.paper.policy_batched import Actor, Noise, act, new_trunk
+from mechrl.agents.paper.policy_replay import Evaluation, evaluate
+from mechrl.agents.paper.policy_tables import States, Tables
 from tests.agents.paper.tasks import small_task
 
 PARTS = ("log_prob", "type_entropy", "pick_entropy", "value")

@@ -11,7 +11,7 @@ import torch
 
 from mechrl.agents.paper.env import EnvConfig
 from mechrl.agents.paper.policy import Policy
-from mechrl.agents.paper.policy_batched import Layout
+from mechrl.agents.paper.policy_replay import Layout
 from mechrl.agents.paper.ppo import PPOConfig, Rollout, Trainer, gae, whiten
 from mechrl.errors import MechRLError
 from mechrl.files import write_atomically

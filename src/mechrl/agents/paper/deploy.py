@@ -28,7 +28,8 @@ from mechrl.agents.paper.env import (
     VectorEnv,
 )
 from mechrl.agents.paper.policy import Policy
-from mechrl.agents.paper.policy_batched import Actor, States, Tables
+from mechrl.agents.paper.policy_batched import Actor
+from mechrl.agents.paper.policy_tables import States, Tables
 from mechrl.agents.paper.tasks import TaskSettings, task_of
 from mechrl.behaviours import DISCOVERY_SEED, TEST_SEED, Behaviour
 from mechrl.circuit import Circuit

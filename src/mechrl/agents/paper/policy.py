@@ -5,7 +5,7 @@
     type and value heads read c; the edge head reads [h^e_i, c], the node head [h^n_j, c]
 
 Edges and components are scored one by one with shared weights, so the parameters know nothing of K, M or the model. Training runs
-`policy_batched.py`, which does the same for many states at once; the tests hold the two together, gradients included.
+`policy_batched.py` and `policy_replay.py`, which do the same for many states at once; tests hold them to this, gradients included.
 """
 
 from __future__ import annotations

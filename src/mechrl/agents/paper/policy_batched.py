@@ -1,32 +1,23 @@
-"""`policy.py` for many states at once, fast and in little memory: the same numbers and the same gradients.
+"""`policy.py` for many states at once, fast and in little memory: the same numbers.
 
-Tables: an edge is alive or dead, a component has 0 … degree edges left, and nothing else of them changes. So each behaviour has one table
-of embeddings, with 2K rows for edges and K + M for components, and a state is a choice of rows. What must be computed for every state
-and every edge is in `kernels.py`.
-
-Replay: before its p-th pick a batch cut stands in a state of its own, the mask without the p − 1 edges picked so far. The picks are known,
-so all these states are evaluated together; there is no loop over picks.
-
-Gradients per behaviour: the weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. One backward
-pass then gives each behaviour's gradient, which is what PCGrad needs.
+The tables of embeddings are computed once for given weights (`Trunk`); acting and replaying read rows off them. What must be computed for
+every state and every edge is in `kernels.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mechrl.agents.paper import kernels
-from mechrl.agents.paper.env import BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PRESENT, Actions, Task
-from mechrl.agents.paper.features import N_EDGE, N_NODE
-from mechrl.agents.paper.policy import Policy, entropy
+from mechrl.agents.paper.env import BATCH_SIZES, MAX_PICKS, NEEDS, NODE, PRESENT, Actions
+from mechrl.agents.paper.policy import Policy
+from mechrl.agents.paper.policy_tables import States, Tables
 
 if TYPE_CHECKING:
     from mechrl.agents.paper.policy_graph import ActGraph
@@ -40,124 +31,11 @@ def copies(policy: Policy, n: int) -> Weights:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The tasks' features on the device, padded to the widest: T tasks, K edges, M components."""
-
-    edges: Tensor  # [T, K, 16]
-    nodes: Tensor  # [T, M, 7]
-    parent: Tensor  # [T, K] int64; padding points at component 0 and is never alive
-    n_edges: Tensor  # [T]
-    n_nodes: Tensor  # [T]
-    degree: Tensor  # [T, M] candidate edges out of each component, at least 1
-    n_rows: int  # of the components' table: K + M of the largest task
-
-    @staticmethod
-    def of(tasks: Sequence[Task], device: torch.device | str = "cpu") -> Tables:
-        T, K, M = len(tasks), max(t.K for t in tasks), max(t.M for t in tasks)
-        edges, nodes = np.zeros((T, K, N_EDGE), np.float32), np.zeros((T, M, N_NODE), np.float32)
-        parent, degree = np.zeros((T, K), np.int64), np.ones((T, M), np.float32)
-        for i, task in enumerate(tasks):
-            edges[i, : task.K], nodes[i, : task.M] = task.features.edges, task.features.nodes
-            parent[i, : task.K] = task.features.parent
-            degree[i, : task.M] = np.bincount(task.features.parent)
-        sizes = np.array([t.K for t in tasks]), np.array([t.M for t in tasks])
-        there = [torch.from_numpy(a).to(device) for a in (edges, nodes, parent, *sizes, degree)]
-        return Tables(*there, max(t.K + t.M for t in tasks))  # type: ignore[call-arg, arg-type]  # six tensors and a number
-
-    @property
-    def K(self) -> int:
-        return self.edges.shape[1]
-
-    @cached_property
-    def real_edges(self) -> Tensor:
-        return torch.arange(self.K, device=self.edges.device) < self.n_edges[:, None]  # [T, K]
-
-    @cached_property
-    def real_nodes(self) -> Tensor:
-        return torch.arange(self.nodes.shape[1], device=self.nodes.device) < self.n_nodes[:, None]  # [T, M]
-
-    # ---- what the embeddings are computed from, row by row ----------------------------------------------------------
-
-    @cached_property
-    def edge_inputs(self) -> Tensor:
-        """[T, 2K, 17] every edge alive, then every edge dead."""
-        flag = torch.ones_like(self.edges[..., :1])
-        return torch.cat([torch.cat([self.edges, flag], -1), torch.cat([self.edges, 0 * flag], -1)], 1)
-
-    @cached_property
-    def node_inputs(self) -> Tensor:
-        """[T, R, 8] every component with 0 … degree edges left."""
-        ends = self._node_sizes.cumsum(1)
-        row = torch.arange(self.n_rows, device=ends.device).expand(len(ends), -1).contiguous()
-        node = torch.searchsorted(ends, row, right=True).clamp_max(ends.shape[1] - 1)
-        fraction = (row - self._node_start.gather(1, node)) / self.degree.gather(1, node)
-        of_node = self.nodes.gather(1, node[..., None].expand(-1, -1, N_NODE))
-        return torch.cat([of_node, fraction[..., None]], -1)
-
-    @cached_property
-    def _node_sizes(self) -> Tensor:
-        return torch.where(self.real_nodes, self.degree.long() + 1, 0)
-
-    @cached_property
-    def _node_start(self) -> Tensor:
-        """[T, M] where a component's rows begin."""
-        return self._node_sizes.cumsum(1) - self._node_sizes
-
-    # ---- which rows states consist of -------------------------------------------------------------------------------
-
-    def edge_rows(self, task: Tensor, mask: Tensor) -> Tensor:
-        """[..., K] for masks [..., K]; `task` goes with the leading dimensions."""
-        each = torch.arange(self.K, device=mask.device)
-        return torch.where(mask, each, torch.where(self.real_edges[task], each + self.K, 2 * self.K))
-
-    def node_rows(self, task: Tensor, alive: Tensor) -> Tensor:
-        """[n, M] for states with so many edges left in each component, `alive` [n, M]."""
-        return torch.where(self.real_nodes[task], self._node_start[task] + alive, self.n_rows)
-
-    def alive_of_node(self, task: Tensor, mask: Tensor) -> Tensor:
-        """[n, M] int64"""
-        alive = torch.zeros(len(task), self.nodes.shape[1], dtype=torch.int64, device=task.device)
-        return alive.scatter_add_(1, self.parent[task], mask.long())
-
-
-@dataclass(frozen=True)
-class States:
-    """A batch of states."""
-
-    task: Tensor  # [n] int64
-    mask: Tensor  # [n, K] bool, False beyond the task's own edges
-    globals: Tensor  # [n, 6]
-
-    @staticmethod
-    def of(task: np.ndarray, mask: np.ndarray, values: np.ndarray, device: torch.device | str) -> States:
-        """From an environment's arrays."""
-        return States(*(torch.from_numpy(x.copy()).to(device) for x in (task, mask, values)))
-
-    def __len__(self) -> int:
-        return len(self.task)
-
-    def __getitem__(self, index: Tensor | slice) -> States:
-        return States(self.task[index], self.mask[index], self.globals[index])
-
-    @staticmethod
-    def cat(many: Sequence[States]) -> States:
-        return States(*(torch.cat([getattr(s, f.name) for s in many]) for f in fields(States)))
-
-
-@dataclass(frozen=True)
 class Choice:
     """Sampled actions, with their log-probabilities and the states' values."""
 
     actions: Actions
     log_prob: Tensor  # [n]
-    value: Tensor  # [n]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    log_prob: Tensor  # [n]
-    type_entropy: Tensor  # [n]
-    pick_entropy: Tensor  # [n] of the component, or the mean over a batch cut's picks
     value: Tensor  # [n]
 
 
@@ -381,149 +259,6 @@ def new_trunk(policy: Policy, tables: Tables) -> Trunk:
     """Of the policy as it is now, for all tasks."""
     T = len(tables.edges)
     return Trunk(copies(policy, T), tables, torch.arange(T, device=tables.edges.device))
-
-
-# ---- replaying ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Record:
-    """States and the actions taken there, and from both every state that was passed through while picking."""
-
-    states: States  # [N]
-    kind: Tensor  # [N]
-    edges: Tensor  # [N, 30]
-    node: Tensor  # [N]
-    life: Tensor  # [N, K] int8: before its p-th pick, p = 0 …, edge k of a sample is alive iff life > p
-    node_alive: Tensor  # [N, M]
-
-    @staticmethod
-    def of(tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Record:
-        N, K = states.mask.shape
-        number = torch.arange(MAX_PICKS, device=kind.device)
-        picked = number < n_picks_of(kind)[:, None]  # [N, 30]
-        life = torch.where(states.mask, 127, 0).to(torch.int8)
-        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for picks that are none
-        life.scatter_(1, torch.where(picked, edges, K), (number + 1).to(torch.int8).expand(N, -1))
-        return Record(states, kind, edges, node, life[:, :K], tables.alive_of_node(states.task, states.mask))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where samples of a record stand when they are sorted by behaviour: [G, U] states, of which the first B columns are the samples
-    themselves (before their first pick) and the others the states before later picks. Short rows are padded with sample 0. Only the
-    behaviours that occur have a row."""
-
-    groups: Tensor  # [G] which behaviours these are
-    row: Tensor  # [G, U] of the record
-    pick: Tensor  # [G, U] number p of the pick
-    n_picks: Tensor  # [G, U] of the sample; 0 for padding
-    owner: Tensor  # [G, U] column of the state's sample, < B
-    real: Tensor  # [G, B] 1 for a sample, 0 for padding
-    count: Tensor  # [G] columns up to the last that is not padding
-    samples: Tensor  # [G] of each behaviour
-    node_column: Tensor  # [G, N] the samples that cut a node, padded with column 0 ...
-    node_real: Tensor  # [G, N] ... and 0 here
-    place: Tensor  # [n] where the samples are in [G · B], in the order in which they were given
-
-    @property
-    def n_samples(self) -> int:
-        """B"""
-        return self.real.shape[1]
-
-    @staticmethod
-    def of(task: np.ndarray, kind: np.ndarray, rows: np.ndarray, device: torch.device | str) -> Layout:
-        """For the samples `rows`; `task` and `kind` are the whole record's. On the host, and one transfer."""
-        groups, group = np.unique(task[rows], return_inverse=True)
-        kind, G = kind[rows], len(groups)
-        n_picks = np.array(BATCH_SIZES)[kind]
-        samples = np.bincount(group, minlength=G)
-        column, B = _columns(group, G)
-        later = np.repeat(np.arange(len(rows)), np.maximum(n_picks - 1, 0))
-        pick = np.arange(len(later)) - np.searchsorted(later, later) + 1
-        place, n_later = _columns(group[later], G)
-        U = -(-(B + n_later) // 16) * 16  # the kernels read sixteen numbers at a time
-        table = np.zeros((4, G, U), np.int64)
-        table[:, group, column] = np.stack([rows, 0 * rows, n_picks, column])
-        table[:, group[later], B + place] = np.stack([rows[later], pick, n_picks[later], column[later]])
-        real = np.zeros((G, B), np.int64)
-        real[group, column] = 1
-        of_later = np.bincount(group[later], minlength=G)
-        count = np.where(of_later > 0, B + of_later, samples)
-        cuts_node = np.flatnonzero(kind == NODE)
-        place, width = _columns(group[cuts_node], G)
-        nodes = np.zeros((2, G, width), np.int64)
-        nodes[:, group[cuts_node], place] = np.stack([column[cuts_node], np.ones_like(cuts_node)])
-        parts = (groups, *table, real, count, samples, *nodes, group * B + column)
-        packed = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
-        if torch.device(device).type == "cuda":
-            packed = packed.pin_memory().to(device, non_blocking=True)
-        split = packed.split([part.size for part in parts])
-        return Layout(*(x.view(part.shape) for x, part in zip(split, parts, strict=True)))
-
-
-def _columns(group: np.ndarray, n_groups: int) -> tuple[np.ndarray, int]:
-    """How many of its group stand before each; the size of the largest group."""
-    order = np.argsort(group, kind="stable")
-    sizes = np.bincount(group, minlength=n_groups)
-    column = np.empty(len(group), np.int64)
-    column[order] = np.arange(len(group)) - (np.cumsum(sizes) - sizes)[group[order]]
-    return column, int(sizes.max())
-
-
-def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:
-    """What `Policy.decide` says of the actions that were taken: [G, B] each, with weights [G, ...] of its own for every behaviour."""
-    group, B = torch.arange(len(layout.groups), device=layout.row.device), layout.n_samples
-    trunk = Trunk(weights, tables, layout.groups)
-    own_row = layout.row[:, :B]
-    alive = record.life[layout.row] > layout.pick[..., None]  # [G, U, K]
-    node_alive = record.node_alive[own_row]  # [G, B, M]
-    M = node_alive.shape[2]
-    of_sample = layout.groups.repeat_interleave(B)
-    node_rows = tables.node_rows(of_sample, node_alive.view(-1, M)).view(-1, B, M)
-    values = record.states.globals[layout.row]
-    values[..., PRESENT] -= layout.pick.to(values.dtype) / trunk.n_edges[:, None]
-
-    edges = trunk.pool_edges(tables.edge_rows(layout.groups[:, None], alive), group, layout.count)
-    own_nodes = trunk.pool_nodes(node_rows, group, layout.samples)  # as they are before the first pick
-    owner = layout.owner[..., None].expand(-1, -1, own_nodes[0].shape[2])
-    nodes = own_nodes[0].gather(1, owner), own_nodes[1].gather(1, owner)
-    context = trunk.context(group[:, None], edges, nodes, values)  # [G, U, H]
-    own = context[:, :B]
-
-    of_types = trunk.type_log_probs(own, alive[:, :B].sum(-1))
-    kind = record.kind[own_row]
-    log_prob, pick_entropy = chosen(of_types, kind), torch.zeros_like(of_types[..., 0])
-
-    if layout.node_column.shape[1]:
-        column, real = layout.node_column, layout.node_real.bool()
-        wide = column[..., None].expand(-1, -1, M)
-        c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
-        # padding may choose among all components: there is always one, and its probability goes nowhere
-        legal = (node_alive.gather(1, wide) > 0) | ~real[..., None]
-        of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), node_rows.gather(1, wide), c, legal)
-        node = torch.where(real, record.node[own_row.gather(1, column)], 0)
-        log_prob = log_prob.scatter_add(1, column, torch.where(real, chosen(of_nodes, node), 0.0))
-        pick_entropy = pick_entropy.scatter_add(1, column, torch.where(real, entropy(of_nodes), 0.0))
-
-    picks = layout.n_picks > 0
-    edge = torch.where(picks, record.edges[layout.row, layout.pick], 0)
-    first, shift, weight = trunk.edge_head(context)
-    of_picks = kernels.Picks.apply(first, shift, weight, alive | ~picks[..., None], edge, group, layout.count)
-    picked, spread = (torch.where(picks, x, 0.0) for x in of_picks)
-    log_prob = log_prob.scatter_add(1, layout.owner, picked)
-    pick_entropy = pick_entropy.scatter_add(1, layout.owner, spread / layout.n_picks.clamp_min(1))
-    return Evaluation(log_prob, entropy(of_types), pick_entropy, trunk.value(own))
-
-
-def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -> Evaluation:
-    """`replay` of given actions with one set of weights: [n] each."""
-    there = [torch.from_numpy(x).to(states.task.device) for x in (actions.type, actions.edges, actions.node)]
-    record = Record.of(tables, states, *there)
-    n = np.arange(len(states))
-    layout = Layout.of(states.task.cpu().numpy(), actions.type, n, states.task.device)
-    found = replay(copies(policy, len(layout.groups)), tables, record, layout)
-    return Evaluation(*(getattr(found, f.name).flatten()[layout.place] for f in fields(Evaluation)))
 
 
 @lru_cache

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from mechrl.agents.paper.env import ACTION_TYPES, MAX_PICKS
 from mechrl.agents.paper.policy import Policy
-from mechrl.agents.paper.policy_batched import Noise, States, Tables, act, new_trunk
+from mechrl.agents.paper.policy_batched import Noise, act, new_trunk
+from mechrl.agents.paper.policy_tables import States, Tables
 
 
 class ActGraph:

@@ -23,17 +23,9 @@ from torch import Tensor
 from mechrl.agents.paper.env import STATE, STOP, EnvConfig, Task, VectorEnv
 from mechrl.agents.paper.pcgrad import orders, pcgrad
 from mechrl.agents.paper.policy import Policy
-from mechrl.agents.paper.policy_batched import (
-    Actor,
-    Choice,
-    Layout,
-    Record,
-    States,
-    Tables,
-    Weights,
-    copies,
-    replay,
-)
+from mechrl.agents.paper.policy_batched import Actor, Choice, Weights, copies
+from mechrl.agents.paper.policy_replay import Layout, Record, replay
+from mechrl.agents.paper.policy_tables import States, Tables
 from mechrl.errors import MechRLError
 from mechrl.files.reading import parse_json
 from mechrl.files.sealed import read_sealed, sealed
