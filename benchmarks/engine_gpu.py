@@ -1,9 +1,9 @@
-"""Everything measured about the engine on a CUDA device, in one go: parity first, then speed, then where the time goes.
+"""The engine on a CUDA device: parity, speed, and where the time goes.
 
     python benchmarks/engine_gpu.py OUT_DIR [gpt2-random smollm2]
 
-Parity compares the device with float64 on the CPU; speed is `mechrl bench engine`, and gradients; the profile is one call of 128
-circuits of 500 edges, and one of their gradients, per kernel. Writes OUT_DIR/engine-MODEL.json and prints the rest.
+Parity compares the device with float64 on the CPU. Speed is that of `mechrl bench engine`, and of gradients. The profile lists kernels for
+one call of 128 circuits of 500 edges, and for their gradients. Writes OUT_DIR/engine-MODEL.json and prints the rest.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def where_the_time_goes(model, pairs, n: int = 128) -> None:
 
 
 def gradients(model, pairs) -> None:
-    """Mask gradients next to the forward of the same circuits; one gradient of many edges; attribution's step on the whole graph."""
+    """Mask gradients beside a forward of the same circuits; one gradient of many edges; a step of attribution on the whole graph."""
     engine = Engine(model, pairs, tf32=True)
     scores = engine.gradient(np.ones((1, model.graph.n_edges))).gradient[0].cpu().numpy()
     for n in (1, 16, 128):
@@ -108,7 +108,7 @@ def gradients(model, pairs) -> None:
 
 
 def seconds(f: Callable, *args) -> float:
-    """The mean time of a call, once it is warm."""
+    """The mean time of a call after warming up."""
     f(*args)
     torch.cuda.synchronize()
     begin = time.perf_counter()

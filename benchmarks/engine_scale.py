@@ -1,12 +1,12 @@
-"""How the engine's time and memory grow with edges, layers and pairs, and what models of larger shapes take.
+"""How the engine's time and memory grow with edges, layers and pairs, and what larger models need.
 
     python benchmarks/engine_scale.py growth OUT_DIR        # growth.json, with the fitted exponents
     python benchmarks/engine_scale.py shapes OUT_DIR qwen2.5-0.5b llama-3.2-1b …    # or a .gguf file, or a name as in `mechrl models`
     python benchmarks/engine_scale.py tables OUT_DIR        # prints them; nothing is run. make.py draws growth.svg
 
-Every figure comes from a process of its own, so that peak memory is that of one case. Weights are random unless a model is loaded. The
-circuits keep the edges of highest |EAP|. Times are the quickest of three calls; on a CPU the seconds that one thread was at work, which
-neighbours change little. There shapes are run on 5 pairs, on a GPU on 20.
+Each case runs in a process of its own, so that peak memory is that case's. Weights are random unless a model is loaded. Circuits keep the
+edges of highest |EAP|. Times are the fastest of three calls; on a CPU, the CPU seconds of one thread, which other processes hardly
+change. Shapes run on 5 pairs on a CPU, on 20 on a GPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def case(name: str, layers: int = 0, pairs: int = 20, edges: tuple[int, ...] = (
 
 
 def peak() -> float:
-    """GB: of the device where there is one, else of the process."""
+    """Peak GB of the device, or of the process if there is none."""
     if DEVICE == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -122,7 +122,7 @@ def paint(canvas: Any, data: dict[str, Any]) -> None:
             axis.set_major_formatter("{x:,.0f}")
         axes.set_title(f"{title} ({len(data[target]['cells'])} cells)")
     handles, labels = canvas.axes[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    canvas.legend(handles, labels, loc="outside lower center", ncols=len(METHODS), frameon=False)
 
 
 def table(data: dict[str, Any]) -> str:

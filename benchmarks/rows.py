@@ -1,4 +1,4 @@
-"""What benchmarks of many cells share: a file with one row a cell, and processes that divide the cells among themselves."""
+"""What benchmarks of many cells share: a file with a row per cell, and processes that divide the cells among themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARED_BY = "MECHRL_BENCHMARK_JOBS"  # in the environment of the processes that
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file; a last line cut short by a kill is left out."""
+    """The rows of a file, without a last line that a kill cut short."""
     rows = []
     for line in path.read_text().splitlines():
         try:
@@ -32,7 +32,7 @@ def read(path: Path) -> list[Row]:
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Onto the disk at once: what was measured is not lost."""
+    """Appends rows, and waits until they are on the disk."""
     with open(path, "a") as file:
         for row in rows:
             file.write(json.dumps(row, default=float) + "\n")
@@ -41,7 +41,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 
 def done_cells(reproduced: Path) -> Iterator[Row]:
-    """What `mechrl reproduce` has written of every circuit that it has found, in its folder or in its archive."""
+    """The finished circuit cells of `mechrl reproduce`, from its folder or its archive."""
     import archive
 
     if (reproduced / archive.CELLS).exists():
@@ -52,12 +52,12 @@ def done_cells(reproduced: Path) -> Iterator[Row]:
 
 
 def judged(row: Row) -> float:
-    """f on the pairs that decided: the validation pairs' where there is one, else the discovery pairs'."""
+    """f on the pairs that decided: validation pairs if they did, else discovery pairs."""
     return row["f"] if row.get("f_validation") is None else row["f_validation"]
 
 
 def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:
-    """The rows at hand, of `path` itself and of an earlier run, in `path`."""
+    """Merges the rows of `path` and of an earlier run into `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {
         key(row): row for file in (path, resume) if file is not None and file.exists() for row in read(file)
@@ -69,7 +69,7 @@ def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -
 
 
 def share(jobs: int) -> None:
-    """Runs this script several times at once; every process takes cells that no other has taken."""
+    """Runs this script several times at once. Each process takes cells that no other has taken."""
     with tempfile.TemporaryDirectory() as claims:
         command = [
             sys.executable,
@@ -88,13 +88,13 @@ def share(jobs: int) -> None:
 
 
 def keep_to_share() -> None:
-    """Of the GPU's memory, in a process that `share` has started."""
+    """Limits a process that `share` started to its share of the GPU's memory."""
     if torch.cuda.is_available():
         share_memory(torch.device("cuda"), int(os.environ[_SHARED_BY]))
 
 
 def claimed(folder: Path, cell: str) -> bool:
-    """Does this process have the cell? The first to ask has."""
+    """Claims the cell, unless another process has."""
     try:
         (folder / hashlib.sha256(cell.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:

@@ -1,16 +1,16 @@
-"""Every search on every behaviour that a model exhibits: one row a search, four tables.
+"""Every search on every behaviour that a model exhibits: a row per search, four tables.
 
     python benchmarks/search_smollm2.py OUT [--model smollm2] [--resume ROWS.jsonl] [--seconds S]      appends to OUT/rows.jsonl
     python benchmarks/search_smollm2.py OUT --found FOLDER          takes over what `mechrl reproduce --out FOLDER` has searched already
     python benchmarks/search_smollm2.py OUT --table                                                    prints it as Markdown
 
-discovery  the methods at f >= 0.9 on 20 discovery pairs; f on fresh test pairs beside it
-fresh      the methods at f >= 0.9 on fresh pairs, as judged by validation pairs; f on test pairs beside it
+discovery  all methods at f ≥ 0.9 on 20 discovery pairs, with f on test pairs
+fresh      all methods at f ≥ 0.9 on validation pairs, with f on test pairs
 pairs      f on test pairs against the number of discovery pairs
-seeds      blockwise search on other draws of 20 discovery pairs: how far its figures are those of the pairs
+seeds      blockwise search on other draws of 20 discovery pairs
 
-Cells come in order of importance; those with a row are skipped, so it can be stopped at any time and run again. With --jobs several
-processes share the work (a GPU has room for many searches of 20 pairs): seconds are then those of a shared device.
+Cells come in order of importance, and those with a row are skipped, so the script can be stopped at any time and run again. With --jobs
+several processes share the work (a GPU has room for many searches of 20 pairs); seconds are then those of a shared device.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Cell:
 
 
 def cells(names: list[str]) -> list[Cell]:
-    """All cells, the most important first: what the others are compared with, then the tables one after the other.
+    """All cells, the most important first: those that others are compared with, then table by table.
 
-    Edge Pruning comes late, for its gradient steps are slow, and is not in the table of fresh pairs, where every aim would be another
-    descent. Whole graphs at low thresholds come last.
+    Edge Pruning is slow and comes late; the table of fresh pairs omits it, because each aim would be another descent. Whole graphs at low
+    thresholds come last.
     """
     found = []
     for name in names:
@@ -155,7 +155,7 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
 
 
 def same_search(cell: Cell, rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of another table whose search was the same, as this cell's."""
+    """This cell's row, copied from another table with the same search."""
     known = (
         row
         for row in rows
@@ -194,7 +194,7 @@ def areas(model: Model, circuit: Circuit) -> dict[str, float]:
 
 
 def found_in(folder: Path, wanted: list[Cell]) -> Iterator[tuple[Cell, Circuit, str]]:
-    """The wanted cells of the first table that a reproduction's folder holds, their circuits, and the device that searched."""
+    """The cells of the first table that a reproduction's folder has, their circuits, and the device that searched."""
     by_key = {cell.key: cell for cell in wanted if cell.table == "discovery"}
     for known in done_cells(folder):
         circuit = Circuit.load(folder / known["result"]["circuit"])

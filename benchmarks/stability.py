@@ -2,10 +2,9 @@
 
     python benchmarks/stability.py      prints the table in benchmarks/yardsticks/stability.md
 
-From the archive of benchmarks/reproduce/smollm2; nothing is run. Behaviours count on which all methods reached f ≥ 0.9 on two draws or more
-of 20 discovery pairs; a method that was run on less than half of them is left out. Stability is the mean Jaccard overlap of a
-behaviour's circuits, each found on another draw; chance is that of as many of its candidates. Medians over behaviours, with the first
-and the third quartile.
+Nothing is run: it reads the archive benchmarks/reproduce/smollm2. Behaviours count if all methods reached f ≥ 0.9 on at least two draws of
+20 discovery pairs; a method that was run on less than half of them is left out. Stability is the mean Jaccard overlap of a behaviour's
+circuits from different draws; chance is that of as many random candidates. Numbers are medians over behaviours, with quartiles.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python benchmarks/yardsticks.py search OUT [the same]      circuits of f ≥ 0.9 on 20 discovery pairs
     python benchmarks/yardsticks.py tables OUT                 prints them from OUT/rows.jsonl; nothing is run
 
-A row a cell in OUT/rows.jsonl; what is there is not run again. A model from a file is called what `--name` says. CMD and CPR are of 20
-fresh pairs, or as many as `--fresh` says.
+OUT/rows.jsonl has a row per cell; cells with a row are skipped. `--name` names a model that is loaded from a file. CMD and CPR are measured
+on 20 fresh pairs, or on `--fresh` many.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def drawn(model: Model, behaviour: Behaviour, draw: int) -> tuple[Engine, Pairs]
 
 
 def yardsticks(model: Model, behaviour: Behaviour, ranked: np.ndarray | Circuit, fresh: int) -> Row:
-    """CMD and CPR on so many fresh pairs; nothing on none."""
+    """CMD and CPR on `fresh` fresh pairs; nothing for none."""
     if not fresh:
         return {}
     assert model.tokenizer is not None
@@ -92,7 +92,7 @@ def yardsticks(model: Model, behaviour: Behaviour, ranked: np.ndarray | Circuit,
 
 
 def run(given: argparse.Namespace) -> None:
-    """The cells that are not there yet, draw by draw."""
+    """Runs the cells without a row, draw by draw."""
     given.out.mkdir(parents=True, exist_ok=True)
     path, ranks = given.out / "rows.jsonl", given.what == "rank"
     methods = given.methods.split(",") if given.methods else list(OF_RANKINGS if ranks else SEARCHES)
@@ -178,7 +178,7 @@ def _of_searches(behaviour: str, method: str, rows: list[Row]) -> str:
 
 
 def alike(rows: list[Row]) -> str:
-    """Of the draws' circuits."""
+    """Mean Jaccard overlap of the draws' circuits."""
     if len(rows) < FEWEST:
         return "–"
     n = rows[0]["graph"]

@@ -1,6 +1,6 @@
 """What the site has beyond docs/: the command reference, the benchmarks' pages, and links that work there as they do on GitHub.
 
-MkDocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file).
+MkDocs calls `on_files` and `on_page_markdown`, mkdocstrings uses `Parameters` (mkdocs.yml names this file).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from posixpath import dirname, normpath, relpath
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
@@ -54,10 +55,27 @@ def linked(markdown: str, uri: str, on_site: set[str]) -> str:
         there = (f"{target}/README.md" if (ROOT / target).is_dir() else target).removeprefix("docs/")
         if there in on_site:
             return f"{image}[{text}]({relpath(there, dirname(uri) or '.')}{hash_mark}{anchor})"
-        # a link within docs/ that leads nowhere stays, for MkDocs to refuse
-        return match[0] if target.startswith("docs/") or not (ROOT / target).exists() else text
+        if target.startswith("docs/") or not (ROOT / target).exists():
+            return match[0]  # for MkDocs to refuse
+        return text if "`" in text or " " in text else f"`{text}`"
 
     return _LINK.sub(rewrite, markdown)
+
+
+# ---- docstrings ------------------------------------------------------------------------------------------------------
+
+
+class Parameters(griffe.Extension):  # type: ignore[misc]
+    """Our docstrings explain parameters in lines `name: what it is`. The reference shows them as a list."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = listed(obj.docstring.value)
+
+
+def listed(docstring: str) -> str:
+    text = re.sub(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)", r"- `\1`: ", docstring, flags=re.MULTILINE)
+    return re.sub(r"(?<=[^\n])\n(?=- `)", "\n\n", text)
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ IMAGES = Path(__file__).parent / "images"
 CHROMIUM = "/usr/bin/chromium"
 
 
-def found(model: Any, name: str) -> dict[str, Any]:
+def found(model: Any, name: str, method: str = "blockwise") -> dict[str, Any]:
     behaviour = mechrl.behaviour(name)
-    return circuit_data(mechrl.discover(model, behaviour, "blockwise"), model, behaviour)
+    return circuit_data(mechrl.discover(model, behaviour, method), model, behaviour)
 
 
 def component(view: Page) -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     model = mechrl.load_model("toy")
     one, two = found(model, "ioi"), found(model, "ioi-2")
     pictures: dict[str, tuple[list[dict[str, Any]], Callable[[Page], object]]] = {
-        "circuit-ioi-toy": ([one], lambda view: None),
+        "circuit-acronyms-toy": ([found(model, "acronyms", "planner")], lambda view: None),
         "viewer-component": ([one], component),
         "viewer-replay": ([one], replay),
         "viewer-compare": ([one, two], compare),

@@ -1,17 +1,17 @@
-"""Trains the embedded model `toy`: a small GPT-2 with a word-level tokenizer that shows every built-in behaviour.
+"""Trains the embedded model `toy`: a small GPT-2 with a word-level tokenizer that exhibits every built-in behaviour.
 
     python scripts/train_toy.py [--device cuda]
 
-The training text is made of the behaviours' own templates, all wordings, and of no prompt in their validation or test
-part (greater-than's corrupted prompts, which all parts share, excepted). Clean and corrupted prompts are both used,
-each with an answer that is right for it: corrupted prompts, too, are text that the model knows.
+The training text is drawn from the behaviours' own templates, in all wordings, without any prompt of a validation or test part (except
+greater-than's corrupted prompts, which all parts share). Clean and corrupted prompts are both used, each with its correct answer, so
+that the model knows both kinds.
 
-Three behaviours ask for facts about single words: the capital of a country, the gender of a name, the kind of a thing.
-A fact cannot be worked out from other facts, so those of *all* countries, names and things are told, but in sentences
-not the behaviour's. "The capital of … is" and "So … is a really great friend, isn't" themselves occur with countries
-and names of the discovery part only: on the test part a fact is needed in a sentence in which it was never seen.
+Three behaviours need facts about single words: the capital of a country, the gender of a name, the kind of a thing. Facts cannot be
+inferred, so the text states them for *all* countries, names and things, but in other sentences. "The capital of … is" and "So … is a
+really great friend, isn't" occur only with words of the discovery part: on the test part, the model needs a fact in a sentence in
+which it has never seen it.
 
-Loss is counted on every token, but little on those before the answer: most are random and cannot be foretold.
+The loss covers all tokens, but those before the answer count little: most are random and cannot be predicted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ SEED = 0
 CONTEXT, LAYERS, HEADS, WIDTH = 64, 4, 8, 128
 STEPS, BATCH, PEAK, WARM_UP = 3000, 512, 1.5e-3, 200
 TEXTS_PER_TEMPLATE = 4000
-# What has to be worked out rather than remembered is learnt late, or never, among much that is easier: these families
-# have the first quarter of the steps to themselves.
+# Among much that is easier, algorithms are learned late or never, so these families have the first quarter of the steps to themselves.
 FIRST, FIRST_STEPS = ("ioi", "docstring", "multiple-choice", "induction"), 600
-# Texts of a behaviour, or of each in a family, relative to the others: more where learning is slow, fewer where it is
-# quick or the answers are mostly chance.
+# Relative number of texts of a behaviour, or of each in a family: more where learning is slow, fewer where it is fast or answers are
+# mostly chance.
 SHARE = {
     "ioi": 2.0,
     "greater-than": 0.5,
@@ -97,7 +96,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_texts(tokenizer: Tokenizer, rng: Random) -> tuple[list[list[int]], int]:
-    """Token ids of all training texts, and how many of them are to be learnt first; a text's last token is its answer."""
+    """Token ids of all training texts, and how many come first in training. A text's last token is its answer."""
     lexicon = Lexicon(tokenizer)
     texts: list[str] = []
     n_first = 0
@@ -144,7 +143,7 @@ def clean(behaviour: Behaviour, row: Row, rng: Random) -> list[str]:
 
 
 def corrupted(behaviour: Behaviour, row: Row, rng: Random) -> list[str]:
-    """The corrupted prompt with an answer that is right for it: the foil, except where it is not."""
+    """The corrupted prompt with its correct answer, which is mostly the foil."""
     match behaviour.family:
         case "ioi":  # three names: the first receives, though the second might as well
             other_words = [
@@ -214,7 +213,7 @@ def train(
 
 
 def loss_of(model: GPT2LMHeadModel, tokens: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of a batch of texts [n, width], and the part of it that is about their answers."""
+    """The loss of a batch of texts [n, width], and the part of it that is due to answers."""
     tokens = tokens[:, : int(length.max())]
     place, end = torch.arange(1, tokens.shape[1], device=tokens.device), length[:, None] - 1
     each = F.cross_entropy(model(tokens[:, :-1]).logits.transpose(1, 2), tokens[:, 1:], reduction="none")
@@ -234,7 +233,7 @@ def all_pairs(tokenizer: Tokenizer, seed: int, n: int) -> dict[Behaviour, Pairs]
 
 
 def table(model: GPT2LMHeadModel, pairs_of: dict[Behaviour, Pairs]) -> list[dict]:
-    """For every behaviour: how many pairs, accuracy, KL_cut, and the probability of the answers after either prompt."""
+    """For every behaviour: number of pairs, accuracy, KL_cut, and the probability of the answers after either prompt."""
     rows = []
     for behaviour, pairs in pairs_of.items():
         clean, corrupt = last_logits(model, pairs.clean), last_logits(model, pairs.corrupt)
@@ -259,7 +258,7 @@ def p_of_answers(logits: Tensor, pairs: Pairs) -> float:
 
 @torch.no_grad()
 def last_logits(model: GPT2LMHeadModel, prompts: tuple[tuple[int, ...], ...]) -> Tensor:
-    """[B, V] logits at the last token of prompts, which need not be equally long: padding comes after it."""
+    """[B, V] logits at the last token of prompts, which may differ in length: padding comes after it."""
     width = max(map(len, prompts))
     tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts])
     last = torch.tensor([len(ids) - 1 for ids in prompts])

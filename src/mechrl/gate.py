@@ -1,10 +1,9 @@
-"""The gate: does the model at hand show a behaviour at all? Nobody should prune a model for something it does not do.
+"""The gate: does the model exhibit the behaviour at all? There is no circuit for something it does not do.
 
-A behaviour is *exhibited* if, on test pairs, the model prefers an answer to every foil on at least `MIN_ACCURACY` of them, gives the
-answers at least `MIN_P_ANSWER` of its probability, and corrupting the prompt changes its prediction by at least `MIN_KL_CUT` nats
-(KL(clean ‖ corrupted) at the prediction position, mean over pairs). With less than that, f = 1 − KL / KL_cut divides by next to
-nothing; and with next to no probability on the answers, f would measure everything but the behaviour. What is exhibited but weak, or
-rests on too few rows, is exhibited with a warning.
+On test pairs, the model must prefer an answer to every foil on at least `MIN_ACCURACY` of them, give the answers at least `MIN_P_ANSWER`
+of its probability, and change its prediction by at least `MIN_KL_CUT` nats when the prompt is corrupted (KL(clean ‖ corrupted) at the
+prediction position, mean over pairs). Below `MIN_KL_CUT`, f = 1 − KL / KL_cut divides by next to nothing; with hardly any probability on
+the answers, f would measure everything else. A behaviour that is weak, or rests on few rows, passes with a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _FAR_BETTER = 0.25  # in accuracy or in top-1
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the model does with a behaviour's pairs. Numbers are None where the pairs cannot be built."""
+    """What the model does on a behaviour's pairs. Numbers are None if the pairs cannot be built."""
 
     name: str
     family: str
@@ -60,7 +59,7 @@ class Verdict:
 def judge(model: Model, behaviour: Behaviour, n: int = N_PAIRS, seed: int = TEST_SEED) -> Verdict:
     """Runs the model on `n` fresh pairs of a behaviour, clean and corrupted, and judges it.
 
-    Raises a `FileError` for a broken file: that says nothing about the model.
+    A broken file raises a `FileError`; it says nothing about the model.
     """
     head = (behaviour.name, behaviour.family, behaviour.split, behaviour.metric)
     if model.tokenizer is None:
@@ -92,7 +91,7 @@ def judge(model: Model, behaviour: Behaviour, n: int = N_PAIRS, seed: int = TEST
 
 
 def check(model: Model, behaviour: Behaviour) -> Verdict:
-    """Refuses a behaviour that the model does not exhibit; `--force` is offered where insisting can help."""
+    """Refuses a behaviour that the model does not exhibit. Offers `--force` where that can help."""
     verdict = judge(model, behaviour)
     if not verdict.exhibited:
         if not verdict.pairs:
@@ -106,7 +105,7 @@ def check(model: Model, behaviour: Behaviour) -> Verdict:
 
 
 def of_rows(behaviour: Behaviour) -> list[str]:
-    """What may be wrong with rows that somebody wrote, before any model has seen them."""
+    """Warnings about the rows of a file that need no model."""
     if not isinstance(behaviour.source, tuple):
         return []
     rows, found = behaviour.source, []
@@ -152,7 +151,7 @@ def _weak(
 
 
 def _other_opener(model: Model, behaviour: Behaviour, seed: int, right: float, top1: float) -> list[str]:
-    """Whether the model does far better with the other choice of a first token than it does as it is."""
+    """A warning if the model does far better with the other choice of first token."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     if (

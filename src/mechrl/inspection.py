@@ -1,4 +1,4 @@
-"""A look at rows that somebody wrote, before anything is searched: parts, lengths, answers, what is wrong, what the model says."""
+"""Checks the rows of a file before a search: parts, lengths, answers, what is wrong, what the model says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
 
-SHOWN = 8  # pairs of which the model is asked
+SHOWN = 8  # pairs that the model is run on
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Inspection:
     rows: int
     metric: str
     parts: dict[str, int]
-    lengths: dict[str, int]  # tokens of a prompt, as text, and how many rows are so long
+    lengths: dict[str, int]  # prompt length in tokens, as text, and its number of rows
     answers: tuple[str, ...]
     foils: tuple[str, ...]
-    problems: tuple[str, ...]  # with their line; with any, nothing below was measured
+    problems: tuple[str, ...]  # with their lines; if there are any, nothing below was measured
     said: tuple[Said, ...] = ()
     verdict: gate.Verdict | None = None
 
@@ -49,7 +49,7 @@ class Inspection:
 
 
 def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspection:
-    """Everything that can be said of a behaviour's rows with a model at hand. A broken row is listed, not raised."""
+    """What there is to say about a behaviour's rows in a model. Lists broken rows instead of raising."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise MechRLError(f"model {model.name!r} has no tokenizer, so it cannot be asked anything")
@@ -103,5 +103,5 @@ def inspect(model: Model, behaviour: Behaviour, shown: int = SHOWN) -> Inspectio
 
 
 def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The first three tokens, as they are written."""
+    """The first three tokens, as text."""
     return " ".join(repr(tokenizer.decode([t])) for t in ids[:3]) + (" …" if len(ids) > 3 else "")

@@ -43,8 +43,16 @@ def test_links_lead_to_the_sites_own_pages(hooks: ModuleType) -> None:
         == "![a](../../images/plane.svg)"
     )
     assert at("results.md", "see [`a`](../src/mechrl/graph.py).") == "see `a`."
+    assert at("walk.md", "see [graph.py](../src/mechrl/graph.py).") == "see `graph.py`."
     for unchanged in ("[a](https://example.org/b)", "[a](#here)", "[a](no-such.md)", "[a](../no/such.md)"):
         assert at("results.md", unchanged) == unchanged
+
+
+def test_parameters_in_a_docstring_are_a_list(hooks: ModuleType) -> None:
+    text = "Does it.\n\na: one\n    more\nb, c_d: two\n\nNote: not one; nor: this.\n\n    x: code\n"
+    assert hooks.listed(text) == (
+        "Does it.\n\n- `a`: one\n    more\n\n- `b, c_d`: two\n\nNote: not one; nor: this.\n\n    x: code\n"
+    )
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

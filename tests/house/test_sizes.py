@@ -18,11 +18,6 @@ TOO_LARGE = {
     "mechrl/experiments/compare.py: circuit_cell",
     "mechrl/experiments/jobs.py: _circuit",
     "mechrl/cli/planner.py: collect",
-    "mechrl/cli/train.py",
-    "mechrl/rl/policy.py",
-    "mechrl/rl/ppo.py",
-    "mechrl/rl/rollout.py",
-    "mechrl/rl/rollout.py: deploy_together",
 }
 
 

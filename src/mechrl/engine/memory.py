@@ -31,15 +31,14 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     """[C] bytes for the rows and streams of circuits with `kept` edges each: an upper bound, as if nothing were shared."""
     graph = spec.graph
     rows = np.minimum(kept + 1, graph.n_sources)
-    streams = (
-        2 * graph.receivers_per_layer + 4 * spec.d_mlp / spec.d_model
-    )  # of a layer, and an MLP's hidden layer
+    hidden = 4 * spec.d_mlp / spec.d_model  # of an MLP, in streams
+    streams = 2 * graph.receivers_per_layer + hidden
     total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
     return total
 
 
 def mlp_bytes(spec: Spec, n_tokens: int, itemsize: int) -> int:
-    """Of what a circuit's MLPs compute on the way forth, if it is kept for the way back."""
+    """Bytes of what a circuit's MLPs compute in the forward pass, if kept for the backward pass."""
     return spec.n_layers * n_tokens * (3 * spec.d_model + 4 * spec.d_mlp) * itemsize
 
 

@@ -214,7 +214,7 @@ class CpuRun:
         return self._normal(self.plan.stages[-1].last, self.plan.stages[-1], True)
 
     def backward(self, grad_finals: Sequence[Tensor], against: Store | None, groups: int) -> list[Tensor]:
-        """From d(objective)/d(normalised last stream) of several objectives to d(objective)/d(weight of every edge) [groups, n]."""
+        """From d(objective)/d(normalised final stream), for several objectives, to d(objective)/d(edge weights) [groups, n]."""
         assert self.weight is not None
         rows = [self.cpu.store(self.plan, f"gradients {i}") for i in range(len(grad_finals))]
         results = [grad_final.new_zeros(groups, len(self.weight)) for grad_final in grad_finals]
@@ -238,15 +238,15 @@ class CpuRun:
         return results
 
     def _taped(self, stage: Stage) -> Taped:
-        """The streams of a stage and what it computes of them, for its derivatives."""
+        """The streams of a stage and what it computes from them, on autograd's tape."""
         with torch.no_grad():
             streams = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
         with torch.enable_grad():
             norm = self.model.normalise if self.rules is None else partial(self.rules.normalise, self.model)
-            x_full, x_last = (norm(x.requires_grad_()) for x in streams)
+            x = norm(streams[0].requires_grad_()), norm(streams[1].requires_grad_())
             if stage.kind == "logits":
-                return Taped(streams, (x_full, x_last))
-            return Taped(streams, self._components(stage, (x_full, x_last), rules=self.rules))
+                return Taped(streams, x)
+            return Taped(streams, self._components(stage, x, rules=self.rules))
 
     @torch.no_grad()
     def _backward_of_mix(

@@ -124,7 +124,7 @@ def attention_stage(
 ) -> tuple[Tensor, Tensor]:
     """Rows of heads: those needed at all positions [.., N, d], and those needed at the prediction position [.., B, d].
 
-    `x` are the streams of both pools, `out` receives the rows if given.
+    `x`: the streams of both pools. `out` receives the rows, if given.
     """
     x_full, x_last = x
     out_full, out_last = out or (None, None)

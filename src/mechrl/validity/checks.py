@@ -262,26 +262,19 @@ def validate(
     size = int(mask.sum())
 
     report("necessity")
-    everywhere = np.arange(graph.n_edges)
-    drawn = {"candidates": setting.candidates, "graph": everywhere}
+    drawn = {"candidates": setting.candidates, "graph": np.arange(graph.n_edges)}
     ablated = ~random_circuits(graph, setting.candidates, size, n_random, seed)
     f, necessity, *of_random = f_of(engine, np.concatenate([mask[None], ~mask[None], ablated]))
     own = metric_of(setting, ~mask[None])
-    necessity_metric = None if own is None else float(own[0])
 
-    controls = []
-    hard = None
+    controls, hard = [], None
     for name, edges in drawn.items():
         for matched in ("raw", "pruned"):
             report(f"specificity: {n_random} random circuits of the {name}, same {matched} size")
             masks = random_circuits(graph, edges, size, n_random, seed, matched == "pruned")
             if (name, matched) == ("candidates", "pruned"):
                 hard = masks
-            left = graph.prune(masks).sum(1)
-            f_random, own = Spread.of(f_of(engine, masks)), metric_of(setting, masks)
-            controls.append(
-                Control(name, matched, f_random, Spread.of(left), None if own is None else Spread.of(own))
-            )
+            controls.append(_control(setting, name, matched, masks))
     assert hard is not None
 
     known, why = known_components(model, behaviour)
@@ -299,13 +292,19 @@ def validate(
         necessity=float(necessity),
         necessity_random=Spread.of(of_random),
         metric=behaviour.metric,
-        necessity_metric=necessity_metric,
+        necessity_metric=None if own is None else float(own[0]),
         specificity=tuple(controls),
         recovery=recovery(graph, mask, known, hard) if known else None,
         recovery_reason=why,
         variants=tuple(_on_variant(model, other, mask, report) for other in _variants(behaviour)),
         seconds=time.perf_counter() - began,
     )
+
+
+def _control(setting: Setting, drawn_from: str, matched: str, masks: np.ndarray) -> Control:
+    own, left = metric_of(setting, masks), setting.model.graph.prune(masks).sum(1)
+    by_metric = None if own is None else Spread.of(own)
+    return Control(drawn_from, matched, Spread.of(f_of(setting.engine, masks)), Spread.of(left), by_metric)
 
 
 def _variants(behaviour: Behaviour) -> list[Behaviour]:

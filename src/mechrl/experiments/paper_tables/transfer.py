@@ -119,6 +119,15 @@ def _behaviour_row(view: View, name: str) -> tuple[Value, ...]:
     return tuple(row)
 
 
+def _papers(behaviour: str) -> list[Value]:
+    """The paper's own row: f and size zero-shot and warm, components."""
+    theirs = paper.TRANSFER.get(behaviour)
+    if theirs is None:
+        return [None] * 5
+    known = theirs["components"]
+    return [*theirs["zero_shot"], *theirs["warm"], None if known is None else f"{known[0]}/{known[1]}"]
+
+
 def transfer(view: View) -> Table:
     """Table 3 of the paper."""
     rows: list[tuple[Value, ...]] = []
@@ -135,18 +144,7 @@ def transfer(view: View) -> Table:
             control(zero, "candidates", "pruned"),
         ]
         row += [*recovered_components(zero), f"{len(zero)}, {len(warm)}"]
-        if view.is_paper_model:
-            theirs = paper.TRANSFER.get(name)
-            cells: list[Value] = [None] * 5
-            if theirs is not None:
-                known = theirs["components"]
-                cells = [
-                    *theirs["zero_shot"],
-                    *theirs["warm"],
-                    None if known is None else f"{known[0]}/{known[1]}",
-                ]
-            row += cells
-        rows.append(tuple(row))
+        rows.append((*row, *(_papers(name) if view.is_paper_model else ())))
     columns = [Column("behaviour", text=True)]
     for group in ("zero-shot", "warm start"):
         columns += [
