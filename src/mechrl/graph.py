@@ -343,8 +343,7 @@ class EdgeSet:
         if stage.kind == "mlp":
             return read[:, [graph.mlp(stage.layer)]]
         by_head = read[:, graph.head(stage.layer, 0) : graph.mlp(stage.layer)]
-        shape = len(read), graph.n_kv_heads, graph.n_heads // graph.n_kv_heads
-        by_kv = by_head.reshape(shape).any(-1)
+        by_kv = np.asarray(by_head.reshape(-1, graph.n_kv_heads, graph.n_heads // graph.n_kv_heads).any(-1))
         return np.concatenate([by_head, by_kv, by_kv], axis=1)
 
 

@@ -15,14 +15,17 @@ MODELS = ("toy", "smollm2", *GPT2)
 
 Prefilter = Literal["metric", "kl", "union"]  # what scores edges: the behaviour's own metric, KL, or both
 PREFILTERS: tuple[Prefilter, ...] = get_args(Prefilter)
+ReproducedAgent = Literal["paper"]  # whose tables `reproduce` makes
+ScoredBy = Literal["metric", "kl"]  # what the paper's candidates are chosen by
 SearchMethod = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
 SEARCH_METHODS: tuple[SearchMethod, ...] = get_args(SearchMethod)
 HoldsOn = Literal[
     "fresh", "discovery"
-]  # the pairs on which f ≥ tau must hold; `fresh`: as validation pairs judge
+]  # the pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
 Bos = Literal[
     "auto", "yes", "no"
-]  # whether prompts open with a token of their own; `auto`: as the model's tokenizer does
+]  # whether prompts open with a first token; `auto`: the model's own convention
+Agent = Literal["planner", "paper"]
 
 
 def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:

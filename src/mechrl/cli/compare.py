@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import one_writer
 from mechrl.cli.search import duration
@@ -169,11 +170,10 @@ def reproduce_command(
         ),
     ] = Path("runs/reproduce"),
     agent: Annotated[
-        str,
+        names.ReproducedAgent,
         typer.Option(
             rich_help_panel=options.BASICS,
-            metavar="[paper]",
-            callback=options.choice("paper"),
+            **options.choice("agent", names.ReproducedAgent),
             help="Whose tables these are.",
         ),
     ] = "paper",

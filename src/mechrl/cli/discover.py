@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
@@ -31,10 +32,9 @@ def discover_command(
     behaviour: options.Behaviour,
     model: options.Model = "toy",
     agent: Annotated[
-        str,
+        names.Agent,
         typer.Option(
-            metavar="[planner|paper]",
-            callback=options.choice("planner", "paper"),
+            **options.choice("agent", names.Agent),
             rich_help_panel=options.BASICS,
             help="Who finds it: the `planner`, or the `paper`'s agent with a --policy that you have trained.",
         ),

@@ -196,11 +196,10 @@ Envs = Annotated[
     ),
 ]
 ScoredBy = Annotated[
-    str,
+    names.ScoredBy,
     typer.Option(
         rich_help_panel=EXPERT,
-        metavar="[metric|kl]",
-        callback=choice("metric", "kl"),
+        **choice("prefilter", names.ScoredBy),
         help="What candidates are chosen by: the behaviour's own `metric` (the paper), or `kl`.",
     ),
 ]

@@ -77,7 +77,7 @@ def train_command(
     from mechrl.models import load_model
 
     config = PPOConfig(iterations=iterations, envs=envs, seed=seed)
-    settings = TaskSettings(prefilter=prefilter)  # type: ignore[arg-type]  # checked there
+    settings = TaskSettings(prefilter=prefilter)
     _check_out(out, resume)
     with working(f"loading {model}"):
         loaded = load_model(model, device=device)

@@ -15,21 +15,18 @@ all behaviours. At the end, bisection over edges ranked by log α keeps as few o
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mechrl.search.adam import Adam, pack_generator, sigmoid, unpack_generator
 from mechrl.search.problem import Problem, State
 
 BETA = 2 / 3
 LEFT, RIGHT = -0.1, 1.1  # the stretch of s before it is clipped
 _GROWTH = 1.25
-_BETAS, _EPS = (
-    (0.9, 0.999),
-    1e-15,
-)  # Adam's; at open gates the gradient of sparsity, k(1 − k)/n, is far below 1e-8
+_EPS = 1e-15  # Adam's; at open gates the gradient of sparsity, k(1 − k)/n, is far below 1e-8
 
 
 def edge_pruning(
@@ -67,34 +64,26 @@ class _Descent:
     """All that the next step depends on: parameters, Adam's moments, multipliers, the random generator."""
 
     log_alpha: np.ndarray  # [n]
-    first: np.ndarray  # [n] moments
-    second: np.ndarray
+    adam: Adam
     multipliers: np.ndarray  # [2] λ1, λ2
-    step: int
     rng: np.random.Generator
 
     @classmethod
     def start(cls, n: int, initial: float, seed: int) -> _Descent:
-        return cls(np.full(n, initial), np.zeros(n), np.zeros(n), np.zeros(2), 0, np.random.default_rng(seed))
+        return cls(np.full(n, initial), Adam.start(n), np.zeros(2), np.random.default_rng(seed))
 
-    def pack(self) -> dict[str, np.ndarray | float | int | str]:
-        rng = json.dumps(self.rng.bit_generator.state)
-        arrays = {
-            "log_alpha": self.log_alpha,
-            "first": self.first,
-            "second": self.second,
-            "multipliers": self.multipliers,
-        }
-        return {**{k: v.copy() for k, v in arrays.items()}, "step": self.step, "rng": rng}
+    def pack(self) -> dict[str, Any]:
+        arrays = {"log_alpha": self.log_alpha.copy(), "multipliers": self.multipliers.copy()}
+        return arrays | self.adam.pack() | {"rng": pack_generator(self.rng)}
 
     @classmethod
     def unpack(cls, extra: dict[str, Any]) -> _Descent:
-        rng = np.random.default_rng()
-        rng.bit_generator.state = json.loads(extra["rng"])
-        log_alpha, first, second, multipliers = (
-            extra[k].copy() for k in ("log_alpha", "first", "second", "multipliers")
-        )
-        return cls(log_alpha, first, second, multipliers, int(extra["step"]), rng)
+        log_alpha, multipliers = extra["log_alpha"].copy(), extra["multipliers"].copy()
+        return cls(log_alpha, Adam.unpack(extra), multipliers, unpack_generator(extra["rng"]))
+
+    @property
+    def step(self) -> int:
+        return self.adam.step
 
     def take(self, problem: Problem, target: float, learning_rate: float, multiplier_rate: float) -> float:
         """One step; returns f of the circuit that was drawn."""
@@ -108,11 +97,7 @@ class _Descent:
         missing = target - (1 - kept.mean())
         # d sp / d log α = −k (1 − k) / n with k = P(z > 0)
         gradient += (self.multipliers[0] + 2 * self.multipliers[1] * missing) * kept * (1 - kept) / len(kept)
-        self.step += 1
-        self.first += (1 - _BETAS[0]) * (gradient - self.first)
-        self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
-        moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
-        self.log_alpha = self.log_alpha - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
+        self.log_alpha = self.log_alpha - self.adam.change(gradient, learning_rate, _EPS)
         lack = max(
             missing, 0.0
         )  # the multipliers only ascend: they were needed once, and the target will rise
@@ -123,7 +108,7 @@ class _Descent:
 def gate(log_alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The hard-concrete gate z and dz / d log α at the noise u."""
     u = np.clip(u, 1e-6, 1 - 1e-6)
-    s = _sigmoid((np.log(u) - np.log1p(-u) + log_alpha) / BETA)
+    s = sigmoid((np.log(u) - np.log1p(-u) + log_alpha) / BETA)
     stretched = LEFT + (RIGHT - LEFT) * s
     inside = (stretched > 0) & (stretched < 1)
     return np.clip(stretched, 0.0, 1.0), np.where(inside, (RIGHT - LEFT) * s * (1 - s) / BETA, 0.0)
@@ -131,12 +116,7 @@ def gate(log_alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def open_probability(log_alpha: np.ndarray) -> np.ndarray:
     """P(z > 0)."""
-    return _sigmoid(log_alpha - BETA * np.log(-LEFT / RIGHT))
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
-    return y
+    return sigmoid(log_alpha - BETA * np.log(-LEFT / RIGHT))
 
 
 def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:

@@ -15,17 +15,17 @@ of highest score are kept that reach f ≥ τ. The scores rank all edges, as ben
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mechrl.search.adam import Adam, pack_generator, sigmoid, unpack_generator
 from mechrl.search.problem import Problem, State
 from mechrl.search.select import smallest
 
 STEPS = 500
-_BETAS, _EPS = (0.9, 0.999), 1e-12  # Adam's; for k far below n the first gradients are small
+_EPS = 1e-12  # Adam's; for k far below n the first gradients are small
 _WIDE = 40.0  # this far from θ, σ is 0 or 1 to the last bit
 
 
@@ -68,8 +68,8 @@ def soft_top(scores: np.ndarray, k: float) -> np.ndarray:
     low, high = scores.min() - _WIDE, scores.max() + _WIDE  # Σ m falls with θ
     while high - low > 1e-10:
         middle = (low + high) / 2
-        low, high = (middle, high) if _sigmoid(scores - middle).sum() > k else (low, middle)
-    return _sigmoid(scores - low)
+        low, high = (middle, high) if sigmoid(scores - middle).sum() > k else (low, middle)
+    return sigmoid(scores - low)
 
 
 def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
@@ -90,25 +90,23 @@ class _Descent:
     """All that the next step depends on: scores, Adam's moments, the random generator."""
 
     scores: np.ndarray  # [n]
-    first: np.ndarray  # [n] moments
-    second: np.ndarray
-    step: int
+    adam: Adam
     rng: np.random.Generator
 
     @classmethod
     def start(cls, n: int, seed: int) -> _Descent:
-        return cls(np.zeros(n), np.zeros(n), np.zeros(n), 0, np.random.default_rng(seed))
+        return cls(np.zeros(n), Adam.start(n), np.random.default_rng(seed))
 
     def pack(self) -> dict[str, Any]:
-        arrays = {"scores": self.scores.copy(), "first": self.first.copy(), "second": self.second.copy()}
-        return {**arrays, "step": self.step, "rng": json.dumps(self.rng.bit_generator.state)}
+        return {"scores": self.scores.copy()} | self.adam.pack() | {"rng": pack_generator(self.rng)}
 
     @classmethod
     def unpack(cls, extra: dict[str, Any]) -> _Descent:
-        rng = np.random.default_rng()
-        rng.bit_generator.state = json.loads(extra["rng"])
-        scores, first, second = (extra[key].copy() for key in ("scores", "first", "second"))
-        return cls(scores, first, second, int(extra["step"]), rng)
+        return cls(extra["scores"].copy(), Adam.unpack(extra), unpack_generator(extra["rng"]))
+
+    @property
+    def step(self) -> int:
+        return self.adam.step
 
     def take(self, problem: Problem, learning_rate: float) -> tuple[float, np.ndarray]:
         """One step. Returns f and the mask of the soft circuit that was drawn."""
@@ -116,14 +114,5 @@ class _Descent:
         mask = soft_top(self.scores, float(np.exp(self.rng.uniform(0, np.log(n)))))
         run = engine.gradient(mask[None], problem.candidates)
         gradient = through(mask, run.gradient[0].double().cpu().numpy() / engine.kl_cut)
-        self.step += 1
-        self.first += (1 - _BETAS[0]) * (gradient - self.first)
-        self.second += (1 - _BETAS[1]) * (gradient**2 - self.second)
-        moment = self.first / (1 - _BETAS[0] ** self.step), self.second / (1 - _BETAS[1] ** self.step)
-        self.scores = self.scores - learning_rate * moment[0] / (np.sqrt(moment[1]) + _EPS)
+        self.scores = self.scores - self.adam.change(gradient, learning_rate, _EPS)
         return 1 - float(run.value.double().mean()) / engine.kl_cut, mask
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
-    return y
