@@ -1,8 +1,8 @@
-"""The policy beside the searches, on the same pairs: what docs/results.md shows.
+"""The earlier policy (docs/history.md) beside the searches, on the same pairs.
 
-    python benchmarks/results.py [--model smollm2]
+    python benchmarks/results.py
 
-Reads the rows of `search_smollm2.py` and `policy_smollm2.py`; nothing is run. Every method at f ≥ 0.9 on the 20 discovery pairs, with f on
+Reads rows of `search_smollm2.py` and of the retired agent; nothing is run. Every method at f ≥ 0.9 on the 20 discovery pairs, with f on
 fresh pairs beside it. Of ACDC's thresholds the one with the smallest circuit that reaches τ counts, and its passes alone, though one
 does not know beforehand which that is. The policy's 16 sampled rollouts and the greedy one are a mean over seeds. At the end the methods
 that were run at f ≥ 0.9 on fresh pairs: 100 discovery pairs, validation pairs decide.
@@ -25,10 +25,10 @@ SEARCHES = {
     "blockwise": "blockwise",
 }
 POLICIES = {  # by whether it trades, and the number of rollouts
-    (True, 0): "policy, greedy",
-    (True, 16): "policy, 16 + 1",
-    (False, 0): "policy that only cuts, greedy",
-    (False, 16): "policy that only cuts, 16 + 1",
+    (True, 0): "earlier policy, greedy",
+    (True, 16): "earlier policy, 16 + 1",
+    (False, 0): "earlier policy that only cuts, greedy",
+    (False, 16): "earlier policy that only cuts, 16 + 1",
 }
 
 

@@ -128,7 +128,7 @@ def _by_paper(
 
     from mechrl import hub
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
-    from mechrl.agents.paper.deploy import discover
+    from mechrl.agents.paper.deploy import Deployment, Watch, discover
     from mechrl.errors import MechRLError
 
     if policy is None:
@@ -139,7 +139,8 @@ def _by_paper(
     agent = load_policy(folder, model.device)
     task, env = trained_with(folder)
     task = replace(task, **{name: settings.pop(name) for name in ("pairs", "k") if name in settings})
-    return discover(model, behaviour, agent, task, env, report=lambda step, line: show(line), **settings)
+    watch = Watch(lambda step, line: show(line))
+    return discover(model, behaviour, agent, task, env, Deployment(**settings), watch)
 
 
 def validate(

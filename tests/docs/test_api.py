@@ -11,6 +11,7 @@ import torch
 
 import mechrl
 from mechrl.agents.paper.checkpoint import save_policy
+from mechrl.agents.paper.deploy import Deployment
 from mechrl.agents.paper.deploy import discover as by_paper
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.tasks import TaskSettings
@@ -54,7 +55,9 @@ def test_the_papers_agent_is_deployed_as_the_command_deploys_it(model, tmp_path)
     found = mechrl.discover(
         model, behaviour, "paper", policy=str(tmp_path), report=lines.append, pairs=6, k=40, **settings
     )
-    assert same(found, by_paper(model, behaviour, policy, TaskSettings(6, 40), **settings))
+    assert same(
+        found, by_paper(model, behaviour, policy, TaskSettings(6, 40), deployment=Deployment(**settings))
+    )
     assert lines and found.method == "paper"
 
 

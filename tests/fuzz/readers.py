@@ -20,7 +20,7 @@ import transformers
 
 from mechrl import attribution
 from mechrl.agents.paper.checkpoint import load_policy, save_policy, trained_with
-from mechrl.agents.paper.deploy import Rollouts
+from mechrl.agents.paper.deploy import Rollouts, Watch
 from mechrl.agents.paper.env import EnvConfig, Task, make_task
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.ppo import PPOConfig, Trainer
@@ -174,7 +174,7 @@ def rollouts() -> Rollouts:
 
 def make_rollouts(folder: Path) -> None:
     with suppress(Interrupted):
-        rollouts().run(path=folder / "rollouts.safetensors", stopping=lambda: True)
+        rollouts().run(Watch(path=folder / "rollouts.safetensors", stopping=lambda: True))
 
 
 def read_rollouts(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mechrl.agents.paper import kernels
-from mechrl.agents.paper.deploy import Rollouts
+from mechrl.agents.paper.deploy import Rollouts, Watch
 from mechrl.agents.paper.env import BATCH_SIZES, EnvConfig
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.policy_batched import Actor, Choice, copies
@@ -268,7 +268,7 @@ def test_rollouts_that_were_stopped_go_on_with_the_devices_own_noise(tmp_path):
     policy = Policy(16).to("cuda")
     straight = Rollouts(policy, task, env, 4, seed=0).run()
     with pytest.raises(Interrupted):
-        Rollouts(policy, task, env, 4, seed=0).run(path=path, stopping=lambda: True)
-    again = Rollouts(policy, task, env, 4, seed=0).run(path=path)
+        Rollouts(policy, task, env, 4, seed=0).run(Watch(path=path, stopping=lambda: True))
+    again = Rollouts(policy, task, env, 4, seed=0).run(Watch(path=path))
     for ours, theirs in zip(again, straight, strict=True):
         assert np.array_equal(ours.mask, theirs.mask) and ours.cuts == theirs.cuts

@@ -18,11 +18,6 @@ TOO_LARGE = {
     "mechrl/experiments/compare.py: circuit_cell",
     "mechrl/experiments/jobs.py: _circuit",
     "mechrl/cli/planner.py: collect",
-    "mechrl/cli/train.py",
-    "mechrl/rl/policy.py",
-    "mechrl/rl/ppo.py",
-    "mechrl/rl/rollout.py",
-    "mechrl/rl/rollout.py: deploy_together",
 }
 
 
@@ -73,4 +68,4 @@ def test_planted_giants_are_noticed() -> None:
     ]
     assert not list(too_large("mechrl/a.py", f"class A:\n    def f(self, {nine[3:]}): ..."))
     command = f'@app.command("x")\ndef x({nine}): ...'
-    assert not list(too_large("mechrl/cli/a.py", command)) and list(too_large("mechrl/rl/a.py", command))
+    assert not list(too_large("mechrl/cli/a.py", command)) and list(too_large("mechrl/search/a.py", command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +90,8 @@ def discover_command(
             raise MechRLError(
                 "--holds-on fresh and --planner are the planner's; the paper's agent knows the discovery pairs alone"
             )
-        _by_paper(behaviour, model, policy, tau, pairs, out, seed, bos, device, force, resume, as_json)
+        asked = _Asked(behaviour, model, policy, tau, pairs, out, seed, bos, device, force, resume, as_json)
+        _by_paper(asked)
         return
     if policy is not None:
         raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
@@ -185,63 +187,57 @@ def _line(session: Session) -> str:
     )
 
 
-def _by_paper(
-    behaviour: str,
-    model: str,
-    policy: Path | None,
-    tau: float,
-    pairs: int,
-    out: Path,
-    seed: int,
-    bos: str,
-    device: str,
-    force: bool,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    from dataclasses import replace
+@dataclass(frozen=True)
+class _Asked:
+    """The options of `mechrl discover` that the paper's agent has a use for."""
 
+    behaviour: str
+    model: str
+    policy: Path | None
+    tau: float
+    pairs: int
+    out: Path
+    seed: int
+    bos: str
+    device: str
+    force: bool
+    resume: bool
+    as_json: bool
+
+
+def _by_paper(asked: _Asked) -> None:
     from mechrl import gate, hub
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
-    from mechrl.agents.paper.deploy import discover
+    from mechrl.agents.paper.deploy import Deployment, Watch, discover
     from mechrl.behaviours import get_behaviour
     from mechrl.models import load_model
     from mechrl.search.problem import Interrupted
 
-    chosen = get_behaviour(behaviour)
-    if policy is None:
+    chosen = get_behaviour(asked.behaviour)
+    if asked.policy is None:
         raise MechRLError(
             "the paper's agent needs a policy: train one with `mechrl train` and give it by --policy"
         )
-    folder = hub.local(policy, *hub.AGENT)
+    folder = hub.local(asked.policy, *hub.AGENT)
     network = load_policy(folder)
     settings, env = trained_with(folder)
-    path = out / "rollouts.safetensors"
-    if resume and not path.exists():
-        raise MechRLError(f"{out}: no rollouts to resume; start without --resume")
-    with working(f"loading {model}"):
-        loaded = load_model(model, device=device, bos=bos)  # type: ignore[arg-type]  # checked there
-    if not force:
+    settings, deployment = replace(settings, pairs=asked.pairs), Deployment(asked.tau, seed=asked.seed)
+    path = asked.out / "rollouts.safetensors"
+    if asked.resume and not path.exists():
+        raise MechRLError(f"{asked.out}: no rollouts to resume; start without --resume")
+    with working(f"loading {asked.model}"):
+        loaded = load_model(asked.model, device=asked.device, bos=asked.bos)  # type: ignore[arg-type]  # checked there
+    if not asked.force:
         gate.check(loaded, chosen)
-    if not resume:
+    if not asked.resume:
         path.unlink(missing_ok=True)
     with Live("discover", quiet=0) as live, stop_signals() as stopped:
-        live.show(f"ranking the edges of {model}")
+        live.show(f"ranking the edges of {asked.model}")
+        watch = Watch(lambda step, line: live.show(line, step, env.max_steps), path, lambda: bool(stopped))
         try:
-            circuit = discover(
-                loaded,
-                chosen,
-                network.to(loaded.device),
-                replace(settings, pairs=pairs),
-                env,
-                tau=tau,
-                seed=seed,
-                report=lambda step, line: live.show(line, step, env.max_steps),
-                path=path,
-                stopping=lambda: bool(stopped),
-            )
+            circuit = discover(loaded, chosen, network.to(loaded.device), settings, env, deployment, watch)
         except Interrupted:
             say(f"interrupted; {path} holds how far it came. To go on, repeat the command with --resume")
             raise typer.Exit(128 + stopped[0]) from None
-    tell(circuit, out / "circuit.json", as_json)
+    tell(circuit, asked.out / "circuit.json", asked.as_json)
     path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechrl import hub
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration
@@ -140,19 +141,19 @@ def adapt_command(
     - `mechrl adapt acronyms --policy runs/toy --from-scratch --out runs/acronyms-scratch`
     """
     began = time.perf_counter()
-    from mechrl import gate, hub
+    from mechrl import gate
     from mechrl.agents.paper.adapt import adaptation, method_of, trainer_of
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
-    from mechrl.agents.paper.deploy import deploy
+    from mechrl.agents.paper.deploy import Deployment, Watch, deploy
     from mechrl.agents.paper.tasks import task_of
     from mechrl.agents.paper.train import Run
     from mechrl.behaviours import get_behaviour
     from mechrl.models import load_model
 
     chosen = get_behaviour(behaviour)
-    folder = hub.local(policy, *hub.AGENT)
-    start = load_policy(folder)
-    settings, env = trained_with(folder)
+    policy = hub.local(policy, *hub.AGENT)
+    start = load_policy(policy)
+    settings, env = trained_with(policy)
     config = adaptation(from_scratch, iterations, envs, seed)
     _check_out(out, resume)
     with working(f"loading {model}"):
@@ -161,25 +162,20 @@ def adapt_command(
         if not force and not resume:
             gate.check(loaded, chosen)
         task = task_of(loaded, chosen, settings, env)
-    trainer, about = trainer_of(loaded, task, config, settings, env, start, folder, from_scratch)
+    trainer, about = trainer_of(loaded, task, config, settings, env, start, policy, from_scratch)
     run = Run(out, trainer, about, resume, save_every, began)
     _train(run, None if seconds is None else began + seconds, as_json)
     with Live("deploy", quiet=0) as live:
-        circuit = deploy(
-            loaded,
-            chosen,
-            task,
-            trainer.policy,
-            settings,
-            env,
+        asked = Deployment(
             tau=tau,
             seed=seed,
             method=method_of(from_scratch),
             about={"iterations": config.iterations, "transitions": config.transitions},
             passes_before=run.passes_before,
             seconds_before=run.seconds,
-            report=lambda step, line: live.show(line, step, env.max_steps),
         )
+        watch = Watch(lambda step, line: live.show(line, step, env.max_steps))
+        circuit = deploy(loaded, chosen, task, trainer.policy, settings, env, asked, watch)
     tell(circuit, out / "circuit.json", as_json)
     if (unsaved := run.missing()) is not None:  # the circuit is there, the policy that found it is not
         raise unsaved

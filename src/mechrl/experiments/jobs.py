@@ -24,7 +24,7 @@ import torch
 from mechrl import gate
 from mechrl.agents.paper.adapt import trainer_of
 from mechrl.agents.paper.checkpoint import load_policy
-from mechrl.agents.paper.deploy import deploy
+from mechrl.agents.paper.deploy import Deployment, Watch, deploy
 from mechrl.agents.paper.env import EnvConfig, make_task
 from mechrl.agents.paper.log import METRICS
 from mechrl.agents.paper.policy import Policy
@@ -187,35 +187,21 @@ def _by_paper(
     settings = TaskSettings(len(setting.pairs), setting.k, setting.prefilter)  # type: ignore[arg-type]  # an agent's, so no union
     task = make_task(behaviour.name, setting.engine, setting.candidates, setting.scores, env)
     about: dict[str, Any] = {"pairs_seed": seed}
-    more: dict[str, Any] = {}
+    spent: dict[str, Any] = {"seconds_before": time.perf_counter() - began}
     extra: dict[str, Any] = {}
     if policy["ppo"] is not None:
         config = PPOConfig(**policy["ppo"], seed=seed)
         scratch = method == "paper-from-scratch"
         trainer, what = trainer_of(model, task, config, settings, env, agent, folder, scratch)
         run = _run(resources.workspace.scratch(cell), trainer, what, began)
-        agent, began = trainer.policy, time.perf_counter()
-        more = {"passes_before": run.passes_before, "seconds_before": run.seconds}
+        agent = trainer.policy
+        spent = {"passes_before": run.passes_before, "seconds_before": run.seconds}
         about |= {"iterations": config.iterations, "transitions": config.transitions}
         extra = {"learning": _learning(run), "passes_training": run.passes()}
     path = resources.workspace.folder / "work" / f"{cell.name}.rollouts.safetensors"
-    circuit = deploy(
-        model,
-        behaviour,
-        task,
-        agent.to(model.device),
-        settings,
-        env,
-        **deployment,
-        seed=seed,
-        method=method,
-        about=about,
-        began=began,
-        report=lambda step, line: tell(line),
-        path=path,
-        stopping=stopping,
-        **more,
-    )
+    asked = Deployment(**deployment, seed=seed, method=method, about=about, **spent)
+    watch = Watch(lambda step, line: tell(line), path, stopping)
+    circuit = deploy(model, behaviour, task, agent.to(model.device), settings, env, asked, watch)
     path.unlink(missing_ok=True)
     return circuit, extra
 

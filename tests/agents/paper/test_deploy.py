@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mechrl.agents.paper.checkpoint import load_policy, save_policy, trained_with
-from mechrl.agents.paper.deploy import Rollouts, deploy, discover
+from mechrl.agents.paper.deploy import Deployment, Rollouts, Watch, deploy, discover
 from mechrl.agents.paper.env import EnvConfig
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.tasks import TaskSettings, task_of
@@ -78,7 +78,7 @@ def test_the_most_faithful_last_mask_is_the_answer_whatever_its_size(model):
     episodes = Rollouts(policy, task, ENV, 8, seed=5).run()
     spent = task.engine.passes - before
     task.engine.ledger.restore(before)
-    found = deploy(model, behaviour, task, policy, SETTINGS, ENV, rollouts=8, seed=5)
+    found = deploy(model, behaviour, task, policy, SETTINGS, ENV, Deployment(rollouts=8, seed=5))
     best = max(episodes, key=lambda e: e.f[-1])
     assert set(np.flatnonzero(found.mask)) == set(task.candidates[best.mask])
     assert found.faithfulness == best.f[-1] and found.method == "paper"
@@ -96,11 +96,18 @@ def without_time(circuit: Circuit) -> dict:
 @pytest.mark.parametrize("steps", [1, 4])
 def test_stopped_after_every_so_many_steps_equals_straight(model, tmp_path, steps):
     behaviour, policy = get_behaviour("ioi"), agent()
-    find = dict(model=model, behaviour=behaviour, policy=policy, settings=SETTINGS, env=ENV, rollouts=3)
+    find = dict(
+        model=model,
+        behaviour=behaviour,
+        policy=policy,
+        settings=SETTINGS,
+        env=ENV,
+        deployment=Deployment(rollouts=3),
+    )
     straight, path, stops, again = discover(**find), tmp_path / "rollouts.safetensors", 0, None
     while again is None:
         try:
-            again = discover(**find, path=path, stopping=stop_at(steps + 1))
+            again = discover(**find, watch=Watch(path=path, stopping=stop_at(steps + 1)))
         except Interrupted:
             stops += 1
     assert stops >= 1 and without_time(again) == without_time(straight)
@@ -108,16 +115,16 @@ def test_stopped_after_every_so_many_steps_equals_straight(model, tmp_path, step
 
 def test_rollouts_of_another_task_or_damaged_ones_are_not_gone_on_with(model, tmp_path):
     behaviour, policy, path = get_behaviour("ioi"), agent(), tmp_path / "rollouts.safetensors"
-    find = dict(model=model, behaviour=behaviour, policy=policy, env=ENV, rollouts=3)
+    find = dict(model=model, behaviour=behaviour, policy=policy, env=ENV, deployment=Deployment(rollouts=3))
     with pytest.raises(Interrupted):
-        discover(**find, settings=SETTINGS, path=path, stopping=stop_at(3))
+        discover(**find, settings=SETTINGS, watch=Watch(path=path, stopping=stop_at(3)))
     other = TaskSettings(pairs=4, k=50)
-    assert without_time(discover(**find, settings=other, path=path)) == without_time(
+    assert without_time(discover(**find, settings=other, watch=Watch(path=path))) == without_time(
         discover(**find, settings=other)
     )
     path.write_bytes(path.read_bytes()[:500])
     expected = without_time(discover(**find, settings=SETTINGS))
-    assert without_time(discover(**find, settings=SETTINGS, path=path)) == expected
+    assert without_time(discover(**find, settings=SETTINGS, watch=Watch(path=path))) == expected
 
 
 # ---- policies on disk -----------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,31 @@ Report = Callable[[int, str], None]  # the step that was done, and a line about 
 
 
 @dataclass(frozen=True)
+class Deployment:
+    """What is asked for. The agent aims at its own target, τ_i = c_i − δ; `tau` is what the answer is held against."""
+
+    tau: float = 0.9
+    rollouts: int = ROLLOUTS
+    seed: int = 0
+    method: str = "paper"
+    about: Mapping[str, Any] = field(default_factory=dict)  # more that the circuit should say of itself
+    passes_before: float = 0.0  # spent on this circuit, and not on the account of the task's engine
+    seconds_before: float = 0.0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Whoever looks on hears of every step; with `path` the way is saved now and then; `stopping` says to leave, by `Interrupted`."""
+
+    report: Report = lambda step, line: None
+    path: Path | None = None
+    stopping: Callable[[], bool] = lambda: False
+
+
+NOBODY = Watch()
+
+
+@dataclass(frozen=True)
 class Episode:
     """One rollout. `f` and `size` begin with the whole candidate set."""
 
@@ -89,23 +114,19 @@ class Rollouts:
         self.actions.append(actions)
         self.f.append(env.f.copy())
 
-    def run(
-        self,
-        report: Report = lambda step, line: None,
-        path: Path | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> list[Episode]:
-        """To the end. With `path` the way there is saved now and then; `stopping` says whether to leave, by `Interrupted`."""
+    def run(self, watch: Watch = NOBODY) -> list[Episode]:
+        """To the end, from where `watch.path` has them if it does."""
+        path = watch.path
         if path is not None:
             self.restore(path)
         saving, last = Saving(), time.monotonic()
         while self.running.any():
             self.step()
             edges, f = self.env.mask.sum(1).mean(), self.env.f.mean()
-            report(
+            watch.report(
                 len(self.actions), f"step {len(self.actions)}, {edges:,.0f} edges left, f {f:.3f} on average"
             )
-            asked = stopping()  # once: it may become true between two looks
+            asked = watch.stopping()  # once: it may become true between two looks
             if path is not None and (asked or time.monotonic() - last > _SAVE_EVERY):
                 content, last = self._to_bytes(), time.monotonic()
                 saving.attempt(lambda content=content: write_atomically(path, content))  # type: ignore[misc]
@@ -196,12 +217,14 @@ def discover(
     policy: Policy,
     settings: TaskSettings = TaskSettings(),  # noqa: B008 (frozen)
     env: EnvConfig = EnvConfig(),  # noqa: B008 (frozen)
-    **more: Any,
+    deployment: Deployment = Deployment(),  # noqa: B008 (frozen)
+    watch: Watch = NOBODY,
 ) -> Circuit:
-    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice. `more`: as `deploy`."""
+    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice."""
     began = time.perf_counter()
     task = task_of(model, behaviour, settings, env)
-    return deploy(model, behaviour, task, policy, settings, env, began=began, **more)
+    deployment = replace(deployment, seconds_before=time.perf_counter() - began)
+    return deploy(model, behaviour, task, policy, settings, env, deployment, watch)
 
 
 def deploy(
@@ -211,35 +234,27 @@ def deploy(
     policy: Policy,
     settings: TaskSettings,
     env: EnvConfig,
-    *,
-    tau: float = 0.9,
-    rollouts: int = ROLLOUTS,
-    seed: int = 0,
-    method: str = "paper",
-    about: dict[str, Any] | None = None,
-    passes_before: float = 0.0,
-    seconds_before: float = 0.0,
-    began: float | None = None,
-    report: Report = lambda step, line: None,
-    path: Path | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    deployment: Deployment,
+    watch: Watch = NOBODY,
 ) -> Circuit:
-    """The same on a task that is ready; what its engine was charged before is part of the cost. `path`, `stopping`: see `Rollouts.run`.
-
-    tau: what the answer is held against. The agent aims at its own target, τ_i = c_i − δ.
-    """
-    began = time.perf_counter() if began is None else began
-    running = Rollouts(policy, task, env, rollouts, seed)
-    episodes = running.run(report, path, stopping)
+    """The same on a task that is ready; what its engine was charged before is part of the cost."""
+    began = time.perf_counter()
+    running = Rollouts(policy, task, env, deployment.rollouts, deployment.seed)
+    episodes = running.run(watch)
     best = int(np.argmax([episode.f[-1] for episode in episodes]))  # the paper's choice
     chosen = episodes[best]
     mask = np.zeros(model.graph.n_edges, dtype=bool)
     mask[task.candidates[chosen.mask]] = True
-    passes = task.engine.passes + passes_before
-    seconds = seconds_before + running.seconds_before + time.perf_counter() - began
-    kind = "greedy" if best == rollouts else "sampled"
-    known = settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | (about or {}) | {"rollouts": rollouts}
-    known |= {"candidates": task.K, "ceiling": task.ceiling, "agent_tau": task.tau}
+    passes = task.engine.passes + deployment.passes_before
+    seconds = deployment.seconds_before + running.seconds_before + time.perf_counter() - began
+    kind = "greedy" if best == deployment.rollouts else "sampled"
+    known = settings.to_json() | {"pairs_seed": DISCOVERY_SEED} | dict(deployment.about)
+    known |= {
+        "rollouts": deployment.rollouts,
+        "candidates": task.K,
+        "ceiling": task.ceiling,
+        "agent_tau": task.tau,
+    }
     known["note"] = f"{kind} rollout of {len(chosen.cuts)} steps, the most faithful of {len(episodes)}"
     return Circuit(
         model=model.name,
@@ -248,10 +263,10 @@ def deploy(
         graph=model.graph,
         d_model=model.spec.d_model,
         behaviour=behaviour.name,
-        method=method,
+        method=deployment.method,
         settings=known,
-        tau=tau,
-        seed=seed,
+        tau=deployment.tau,
+        seed=deployment.seed,
         pairs=task.engine.n_pairs,
         mask=mask,
         faithfulness=float(chosen.f[-1]),
