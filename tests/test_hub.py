@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 import mechrl
 from mechrl import hub
+from mechrl.agents.paper.checkpoint import save_policy
+from mechrl.agents.paper.policy import Policy
 from mechrl.agents.planner.shipped import FOLDER, load_planner
 from mechrl.circuit import Circuit
 from mechrl.cli import app as cli
@@ -72,20 +75,38 @@ def test_a_planner_goes_comes_back_and_finds_the_same_circuit(there: Hub) -> Non
     assert here.to_json() | {"seconds": 0} == fetched.to_json() | {"seconds": 0}
 
 
-def test_a_policy_s_card_is_its_own(there: Hub, tmp_path: Path) -> None:
-    for name, text in (
-        ("model.safetensors", "w"),
-        ("config.json", "{}"),
-        ("card.md", "# Mine\n"),
-        ("secret.txt", "s"),
-    ):
-        (tmp_path / name).write_text(text)
-    hub.push_agent(tmp_path, "me/policy")
+def test_a_policy_goes_comes_back_and_is_deployed(
+    there: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    save_policy(Policy(16), folder)
+    (folder / "card.md").write_text("# Mine\n")
+    (folder / "secret.txt").write_text("s")
+    address = hub.push_agent(folder, "me/policy")
     files = there.commits["me/policy"][0]
+    assert set(files) == {"model.safetensors", "config.json", "README.md"}
     assert (
-        set(files) == {"model.safetensors", "config.json", "README.md"} and b"# Mine\n" in files["README.md"]
+        b"# Mine\n" in files["README.md"]
+        and b'behaviour, "paper", policy="hf:me/policy")' in files["README.md"]
     )
-    assert hub.local("hf:me/policy", *hub.AGENT).joinpath("config.json").read_text() == "{}"
+    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    found = []
+    for given in (str(folder), address):
+        command = [
+            "discover",
+            "ioi",
+            "--agent",
+            "paper",
+            "--policy",
+            given,
+            "--pairs",
+            "2",
+            "--device",
+            "cpu",
+        ]
+        assert cli.run([*command, "--budget", "20", "--out", str(tmp_path / "out"), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["edges"] == found[1]["edges"]
 
 
 @pytest.mark.parametrize(

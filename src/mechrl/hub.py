@@ -92,12 +92,12 @@ def push_agent(folder: Path | str, repo: str, private: bool = False) -> str:
     files = {name: (folder / name).read_bytes() for name in AGENT if (folder / name).is_file()}
     if AGENT[0] not in files:
         raise MechRLError(f"{folder}: not the folder of a planner or a policy, {AGENT[0]} is missing")
-    kind = "policy" if "config.json" in files else "planner"
+    method, kind = ("paper", "policy") if "config.json" in files else ("planner", "planner")
     try:
         about = (folder / "card.md").read_text(encoding="utf-8")
     except FileNotFoundError:
         about = f"# A {kind} of MechRL\n"
-    use = f'circuit = mechrl.discover(model, behaviour, "{kind}", {kind}="{PREFIX}{repo}")'
+    use = f'circuit = mechrl.discover(model, behaviour, "{method}", {kind}="{PREFIX}{repo}")'
     return push(repo, files, f"{head()}{about}\n## Use\n\n```python\n{use}\n```\n", private)
 
 

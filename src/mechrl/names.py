@@ -19,13 +19,8 @@ ReproducedAgent = Literal["paper"]  # whose tables `reproduce` makes
 ScoredBy = Literal["metric", "kl"]  # what the paper's candidates are chosen by
 SearchMethod = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
 SEARCH_METHODS: tuple[SearchMethod, ...] = get_args(SearchMethod)
-HoldsOn = Literal[
-    "fresh", "discovery"
-]  # the pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
-Bos = Literal[
-    "auto", "yes", "no"
-]  # whether prompts open with a first token; `auto`: the model's own convention
-Agent = Literal["planner", "paper"]
+HoldsOn = Literal["fresh", "discovery"]  # pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
+Bos = Literal["auto", "yes", "no"]  # do prompts open with a first token? `auto`: the model's own convention
 
 
 def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:

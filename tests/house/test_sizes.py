@@ -68,4 +68,4 @@ def test_planted_giants_are_noticed() -> None:
     ]
     assert not list(too_large("mechrl/a.py", f"class A:\n    def f(self, {nine[3:]}): ..."))
     command = f'@app.command("x")\ndef x({nine}): ...'
-    assert not list(too_large("mechrl/cli/a.py", command)) and list(too_large("mechrl/rl/a.py", command))
+    assert not list(too_large("mechrl/cli/a.py", command)) and list(too_large("mechrl/search/a.py", command))

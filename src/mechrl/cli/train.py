@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechrl import hub
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration
@@ -140,7 +141,7 @@ def adapt_command(
     - `mechrl adapt acronyms --policy runs/toy --from-scratch --out runs/acronyms-scratch`
     """
     began = time.perf_counter()
-    from mechrl import gate, hub
+    from mechrl import gate
     from mechrl.agents.paper.adapt import adaptation, method_of, trainer_of
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
     from mechrl.agents.paper.deploy import Deployment, Watch, deploy
@@ -150,9 +151,9 @@ def adapt_command(
     from mechrl.models import load_model
 
     chosen = get_behaviour(behaviour)
-    folder = hub.local(policy, *hub.AGENT)
-    start = load_policy(folder)
-    settings, env = trained_with(folder)
+    policy = hub.local(policy, *hub.AGENT)
+    start = load_policy(policy)
+    settings, env = trained_with(policy)
     config = adaptation(from_scratch, iterations, envs, seed)
     _check_out(out, resume)
     with working(f"loading {model}"):
@@ -161,7 +162,7 @@ def adapt_command(
         if not force and not resume:
             gate.check(loaded, chosen)
         task = task_of(loaded, chosen, settings, env)
-    trainer, about = trainer_of(loaded, task, config, settings, env, start, folder, from_scratch)
+    trainer, about = trainer_of(loaded, task, config, settings, env, start, policy, from_scratch)
     run = Run(out, trainer, about, resume, save_every, began)
     _train(run, None if seconds is None else began + seconds, as_json)
     with Live("deploy", quiet=0) as live:

@@ -262,21 +262,12 @@ def validate(
     size = int(mask.sum())
 
     report("necessity")
-    drawn = {"candidates": setting.candidates, "graph": np.arange(graph.n_edges)}
     ablated = ~random_circuits(graph, setting.candidates, size, n_random, seed)
     f, necessity, *of_random = f_of(engine, np.concatenate([mask[None], ~mask[None], ablated]))
     own = metric_of(setting, ~mask[None])
+    necessity_metric = None if own is None else float(own[0])
 
-    controls, hard = [], None
-    for name, edges in drawn.items():
-        for matched in ("raw", "pruned"):
-            report(f"specificity: {n_random} random circuits of the {name}, same {matched} size")
-            masks = random_circuits(graph, edges, size, n_random, seed, matched == "pruned")
-            if (name, matched) == ("candidates", "pruned"):
-                hard = masks
-            controls.append(_control(setting, name, matched, masks))
-    assert hard is not None
-
+    controls, hard = _controls(setting, size, n_random, seed, report)
     known, why = known_components(model, behaviour)
     report("fresh pairs")
     return Validity(
@@ -292,8 +283,8 @@ def validate(
         necessity=float(necessity),
         necessity_random=Spread.of(of_random),
         metric=behaviour.metric,
-        necessity_metric=None if own is None else float(own[0]),
-        specificity=tuple(controls),
+        necessity_metric=necessity_metric,
+        specificity=controls,
         recovery=recovery(graph, mask, known, hard) if known else None,
         recovery_reason=why,
         variants=tuple(_on_variant(model, other, mask, report) for other in _variants(behaviour)),
@@ -301,10 +292,23 @@ def validate(
     )
 
 
-def _control(setting: Setting, drawn_from: str, matched: str, masks: np.ndarray) -> Control:
-    own, left = metric_of(setting, masks), setting.model.graph.prune(masks).sum(1)
-    by_metric = None if own is None else Spread.of(own)
-    return Control(drawn_from, matched, Spread.of(f_of(setting.engine, masks)), Spread.of(left), by_metric)
+def _controls(
+    setting: Setting, size: int, n_random: int, seed: int, report: Callable[[str], None]
+) -> tuple[tuple[Control, ...], np.ndarray]:
+    """Random circuits of every kind, and the masks of the hardest: candidates, with as many edges after pruning."""
+    graph, engine = setting.model.graph, setting.engine
+    controls, hard = [], np.zeros((0, graph.n_edges), dtype=bool)
+    for name, edges in (("candidates", setting.candidates), ("graph", np.arange(graph.n_edges))):
+        for matched in ("raw", "pruned"):
+            report(f"specificity: {n_random} random circuits of the {name}, same {matched} size")
+            masks = random_circuits(graph, edges, size, n_random, seed, matched == "pruned")
+            if (name, matched) == ("candidates", "pruned"):
+                hard = masks
+            left = graph.prune(masks).sum(1)
+            f, own = Spread.of(f_of(engine, masks)), metric_of(setting, masks)
+            metric = None if own is None else Spread.of(own)
+            controls.append(Control(name, matched, f, Spread.of(left), metric))
+    return tuple(controls), hard
 
 
 def _variants(behaviour: Behaviour) -> list[Behaviour]:

@@ -40,6 +40,7 @@ LARGEST_CUT = 0.8  # share of the circuit
 LAST = 0.05  # of log n: when edits promise less, what is left of f is spent
 BOLDER = (1.6, 2.5)  # times as many edges
 BIAS = (-1.0, 6.0)  # its range, in σ
+HIGHEST_AIM = 0.7  # on the way from tau to 1
 ROOM = 0.02  # of f above the aim; with more left a round is never the last
 SMALL = 150  # edges: when plans fail in so small a circuit, measuring comes next
 PASSES_PER_EDGE = 12  # what a round may cost for every edge that goes
@@ -109,7 +110,7 @@ class Planner:
         """One look and what follows from it."""
         episode.rounds += 1
         if episode.f < self.tau:
-            episode.end(f"the first circuit has f = {episode.f:.3f}, below tau")
+            episode.end(f"{episode.size} edges have f = {episode.f:.3f}, below tau")
             return
         passes, n = self.start.passes, episode.size
         seen = self._predict(episode)
@@ -229,8 +230,12 @@ class Planner:
         return Edits(masks, masks.sum(1), add.sum(1), mu.astype(np.float64), sigma.astype(np.float64), gap)
 
     def _aim(self, gap: np.ndarray | float) -> np.ndarray | float:
-        """The f on the discovery pairs that is enough."""
-        return self.tau + gap
+        """The f on the discovery pairs that is enough. Never out of reach, whatever gap is expected."""
+        return np.minimum(self.tau + gap, self.tau + HIGHEST_AIM * (1 - self.tau))
+
+    def correct(self, episode: Episode, f_fresh: float) -> None:
+        """After `f_fresh` was measured: half of what the predicted gap was off by, for larger circuits have smaller gaps."""
+        self.offset += 0.5 * (episode.f - f_fresh - episode.gap)
 
     # ---- trying -----------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Session:
         self.checked += 1
         episode = self.episode
         f = self._on_validation(episode.mask)
-        self.planner.offset += (episode.f - f) - episode.gap
+        self.planner.correct(episode, f)
         smaller = self.best is None or episode.mask.sum() < self.best[0].sum()
         if f >= self.settings.tau:
             if not smaller:
@@ -184,6 +184,7 @@ class Session:
         return Circuit(
             model=self.model.name,
             checksum=self.model.checksum,
+            commit=self.model.commit,
             graph=graph,
             d_model=self.model.spec.d_model,
             behaviour=self.behaviour.name,

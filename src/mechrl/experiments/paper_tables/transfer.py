@@ -119,32 +119,8 @@ def _behaviour_row(view: View, name: str) -> tuple[Value, ...]:
     return tuple(row)
 
 
-def _papers(behaviour: str) -> list[Value]:
-    """The paper's own row: f and size zero-shot and warm, components."""
-    theirs = paper.TRANSFER.get(behaviour)
-    if theirs is None:
-        return [None] * 5
-    known = theirs["components"]
-    return [*theirs["zero_shot"], *theirs["warm"], None if known is None else f"{known[0]}/{known[1]}"]
-
-
 def transfer(view: View) -> Table:
     """Table 3 of the paper."""
-    rows: list[tuple[Value, ...]] = []
-    for name in view.chosen.held_out:
-        zero, warm = view.results(view.cells.policy, name), view.results(view.cells.adapted, name)
-        row: list[Value] = [name]
-        for results in (zero, warm):
-            row += [spread(results, key) for key in ("f", "f_test", "edges", "edges_pruned", "passes")]
-        row += [
-            spread(zero, "validity", "necessity"),
-            spread(zero, "validity", "necessity_metric"),
-            control(zero, "candidates", "raw"),
-            control(zero, "candidates", "raw", "metric"),
-            control(zero, "candidates", "pruned"),
-        ]
-        row += [*recovered_components(zero), f"{len(zero)}, {len(warm)}"]
-        rows.append((*row, *(_papers(name) if view.is_paper_model else ())))
     columns = [Column("behaviour", text=True)]
     for group in ("zero-shot", "warm start"):
         columns += [
@@ -178,10 +154,37 @@ def transfer(view: View) -> Table:
         "pruning. Beside both the behaviour's own metric, 0 for the empty circuit and 1 for the whole model. Near 0 is what one hopes "
         f"for. {over_seeds(view)}",
         tuple(columns),
-        tuple(rows),
+        tuple(_transfer_row(view, name) for name in view.chosen.held_out),
         view.command,
         (*view.chosen.notes, *policy_notes(view)),
     )
+
+
+def _transfer_row(view: View, name: str) -> tuple[Value, ...]:
+    zero, warm = view.results(view.cells.policy, name), view.results(view.cells.adapted, name)
+    row: list[Value] = [name]
+    for results in (zero, warm):
+        row += [spread(results, key) for key in ("f", "f_test", "edges", "edges_pruned", "passes")]
+    row += [
+        spread(zero, "validity", "necessity"),
+        spread(zero, "validity", "necessity_metric"),
+        control(zero, "candidates", "raw"),
+        control(zero, "candidates", "raw", "metric"),
+        control(zero, "candidates", "pruned"),
+    ]
+    row += [*recovered_components(zero), f"{len(zero)}, {len(warm)}"]
+    if view.is_paper_model:
+        theirs = paper.TRANSFER.get(name)
+        cells: list[Value] = [None] * 5
+        if theirs is not None:
+            known = theirs["components"]
+            cells = [
+                *theirs["zero_shot"],
+                *theirs["warm"],
+                None if known is None else f"{known[0]}/{known[1]}",
+            ]
+        row += cells
+    return tuple(row)
 
 
 def per_behaviour(view: View) -> Table:
