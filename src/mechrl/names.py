@@ -15,6 +15,7 @@ MODELS = ("toy", "smollm2", *GPT2)
 
 Prefilter = Literal["metric", "kl", "union"]  # what scores edges: the behaviour's own metric, KL, or both
 PREFILTERS: tuple[Prefilter, ...] = get_args(Prefilter)
+Agent = Literal["planner", "paper"]
 ReproducedAgent = Literal["paper"]  # whose tables `reproduce` makes
 ScoredBy = Literal["metric", "kl"]  # what the paper's candidates are chosen by
 SearchMethod = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mechrl import hub, names
+from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.search import answer_circuit, duration, shortfalls
@@ -206,7 +206,7 @@ class _Asked:
 
 
 def _by_paper(asked: _Asked) -> None:
-    from mechrl import gate
+    from mechrl import gate, hub
     from mechrl.agents.paper.checkpoint import load_policy, trained_with
     from mechrl.agents.paper.deploy import Deployment, Watch, discover
     from mechrl.behaviours import get_behaviour
