@@ -114,8 +114,10 @@ def test_the_planners_tables_in_short(script) -> None:
         planner.found([row | {"method": m} for m in planner.METHODS], "smollm2: f")
     )
     short = make.in_short(text)
-    assert short.startswith("**smollm2: f**") and "| planner, developed | 1 | 1.00 |" in short
-    assert "plural" not in short and "| planner | 1 | 9 | 50 | 1 |" in short
+    assert (
+        short.startswith("**smollm2: f**") and "| planner, designed on | 1 | 1.00 (sd of log 0.00) |" in short
+    )
+    assert "plural" not in short and "| 9 (9) | 50 (50) | 0.910 | 0.910 |" in short
 
 
 def test_stability_of_rows_is_that_of_their_circuits(script) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mechrl.cli import app as cli
 from mechrl.files.lock import only_writer
 
-SMALL = ["--k", "20", "--pairs", "2", "--transitions", "8", "--envs", "2", "--device", "cpu", "--force"]
+SMALL = ["--k", "20", "--envs", "2", "--device", "cpu", "--force"]
 LONG = ["--pairs", "4", "--device", "cpu", "--whole-graph", "--force"]
 HOLDERS = {
     "train": ["train", "--behaviours", "ioi", *SMALL, "--iterations", "100000", "--out", "out"],
@@ -23,8 +23,7 @@ HOLDER_S = ("state.safetensors", "checkpoint.safetensors", "model.safetensors", 
 COMMANDS = {
     "train": ["train", "--behaviours", "ioi", *SMALL, "--iterations", "1", "--out", "out"],
     "search": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
-    "deploy": ["deploy", "ioi", "--pairs", "2", "--rollouts", "0", "--device", "cpu", "--out", "out"],
-    "adapt": ["adapt", "ioi", *SMALL, "--iterations", "1", "--rollouts", "0", "--out", "out"],
+    "adapt": ["adapt", "ioi", "--policy", "none", "--iterations", "1", "--device", "cpu", "--out", "out"],
     "discover": ["discover", "ioi", "--device", "cpu", "--out", "out"],
     "planner collect": ["planner", "collect", "--device", "cpu", "--out", "out"],
     "planner fit": ["planner", "fit", "records", "--device", "cpu", "--out", "out"],

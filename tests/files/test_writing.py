@@ -32,28 +32,14 @@ def device(path: Path) -> None:
         pytest.skip("only root makes devices")
 
 
-SMALL_RUN = [
-    "--k",
-    "20",
-    "--pairs",
-    "2",
-    "--transitions",
-    "8",
-    "--envs",
-    "2",
-    "--iterations",
-    "1",
-    "--device",
-    "cpu",
-    "--force",
-]
+SMALL_RUN = ["--k", "20", "--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
 WRITERS = {
     "page.html": ["export", "circuit.json", "--no-model", "--html", "out/page.html"],
     "graph.json": ["export", "circuit.json", "--eap-ig", "out/graph.json"],
     "circuit.json": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
     "state.safetensors": ["search", "top-n", "ioi", "--pairs", "2", "--device", "cpu", "--out", "out"],
     "metrics.jsonl": ["train", "--behaviours", "ioi", *SMALL_RUN, "--out", "out"],
-    "checkpoint.safetensors": ["adapt", "ioi", *SMALL_RUN, "--out", "out"],
+    "checkpoint.safetensors": ["train", "--behaviours", "ioi", *SMALL_RUN, "--out", "out"],
 }
 
 

@@ -20,7 +20,7 @@ from tests.search.problems import planted_problem, tiny_problem
 from tests.slow import slow_circuit_logits
 from tests.test_attribution import with_answers
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 def slow(problem: Problem, key: np.ndarray, distance: bool) -> tuple[float, list[float]]:
