@@ -74,7 +74,7 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
         process.kill()
         process.communicate()
     # the system gave the folder back, whatever the process died of
-    assert cli.run(COMMANDS["deploy"]) == 0
+    assert cli.run([*COMMANDS["discover"], "--pairs", "4", "--budget", "1", "--force"]) == 0
     assert not Path("out/.lock").exists()
 
 
