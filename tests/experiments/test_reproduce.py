@@ -263,10 +263,9 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
         *view.cells.matched.values(),
     ]
     groups += [*view.cells.adapted.values(), *view.cells.scratch.values()]
-    assert sorted(order) == sorted(cell.name for cell in groups)
-    assert order.index(view.cells.matched["test", "ioi", "greedy", 0].name) < order.index(
-        view.cells.curves["ioi", 1].name
-    )
+    assert sorted(order) == sorted({cell.name for cell in groups})  # what two tables share is done once
+    seeds = [cell.arguments["seed"] for cell in view.cells]
+    assert seeds == sorted(seeds) and set(seeds) == {0, 1, 2}
 
 
 def test_one_circuit_serves_all_tables_of_the_papers_agent(tmp_path: Path) -> None:
@@ -315,7 +314,8 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, env=environment, timeout=300, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [str(tmp_path / "report.html")]
-    assert "the paper's agent will take at most 2,7" in run.stderr
+    # one iteration of 32; on both behaviours, adapted and from scratch 3 episodes of 6 steps; 2 + 3 iterations of 32
+    assert f"the paper's agent will take at most {32 + 4 * 3 * 6 + 5 * 32} passes" in run.stderr
     html = (tmp_path / "report.html").read_text()
     names = [p.name for p in (tmp_path / "cells").glob("*.json") if not p.name.startswith(("gate", "train"))]
     assert f"{len(names)} of {len(names)} cells done." in html

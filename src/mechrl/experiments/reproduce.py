@@ -110,16 +110,15 @@ class Cells:
 
     def __iter__(self) -> Iterator[Cell]:
         """In the order in which they matter."""
-        seeds = list(dict.fromkeys(key[-1] for key in self.curves))
         searches = {key: cell for key, cell in self.matched.items() if key[2] not in PAPERS}
-        for i, seed in enumerate(seeds):
-            yield from (
-                cell for group in (self.curves, self.policy) for key, cell in group.items() if key[1] == seed
-            )
-            yield from (cell for key, cell in searches.items() if key[0] == "discovery" and key[3] == seed)
-            if i == 0:
-                yield from (*self.adapted.values(), *self.scratch.values(), *self.acdc.values())
-            yield from (cell for key, cell in searches.items() if key[0] == "test" and key[3] == seed)
+        on = {
+            target: {key: cell for key, cell in searches.items() if key[0] == target}
+            for target in ("discovery", "test")
+        }
+        groups: list[dict[Any, Cell]] = [self.curves, self.policy, on["discovery"]]
+        groups += [self.adapted, self.scratch, self.acdc, on["test"]]
+        for seed in sorted({key[-1] for group in groups for key in group}):
+            yield from (cell for group in groups for key, cell in group.items() if key[-1] == seed)
 
 
 def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> Cells:
