@@ -12,8 +12,8 @@ import typer
 from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
-from mechrl.cli.search import answer_circuit, duration, shortfalls
-from mechrl.cli.terminal import Live, answer, working
+from mechrl.cli.search import answer_found, duration
+from mechrl.cli.terminal import Live, working
 from mechrl.cli.train import tell
 from mechrl.errors import MechRLError
 from mechrl.files.saving import Saving
@@ -160,21 +160,14 @@ def discover_command(
                 f"interrupted; {circuit_path} holds the best so far. To go on, repeat the command with --resume"
             )
         raise typer.Exit(128 + stopped[0])
-    if unsaved is None:
-        state_path.unlink(missing_ok=True)
-    if as_json:
-        answer_circuit(circuit, circuit_path, unsaved)
-        return
-    answer(
+    headline = (
         f"{circuit.behaviour} in {circuit.model} by the planner: {circuit.size} edges, f = {circuit.faithfulness:.3f} on "
         f"{circuit.pairs} discovery pairs and {circuit.faithfulness_test:.3f} on fresh ones; {circuit.passes:,.0f} passes, "
         f"{circuit.seconds:.1f} s"
     )
-    for line in shortfalls(circuit):
-        answer(line)
-    answer_kept(circuit, circuit_path, unsaved)
-    if unsaved is not None:
-        raise unsaved
+    if unsaved is None:
+        state_path.unlink(missing_ok=True)
+    answer_found(circuit, circuit_path, unsaved, headline, as_json)
 
 
 def _line(session: Session) -> str:

@@ -12,6 +12,7 @@ from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, one_writer
 from mechrl.cli.terminal import Live, answer, answer_json, working
 from mechrl.errors import MechRLError
+from mechrl.files import CannotWrite
 from mechrl.files.saving import Saving
 from mechrl.messages import say
 from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
@@ -208,19 +209,27 @@ def search_command(
                 f"interrupted; the state could not be saved ({saving.failed}); --resume goes on from the last one that was"
             )
         raise typer.Exit(128 + stopped[0])
-    if unsaved is None:
-        state_path.unlink(missing_ok=True)
-    if as_json:
-        answer_circuit(circuit, circuit_path, unsaved)
-        return
-    answer(
+    headline = (
         f"{circuit.behaviour} in {circuit.model} by {circuit.method}: {circuit.size} edges ({len(circuit)} before pruning), "
         f"f = {circuit.faithfulness:.3f} on {circuit.pairs} discovery pairs and {circuit.faithfulness_test:.3f} on fresh ones; "
         f"{circuit.passes:,.0f} passes, {circuit.seconds:.1f} s"
     )
+    if unsaved is None:
+        state_path.unlink(missing_ok=True)
+    answer_found(circuit, circuit_path, unsaved, headline, as_json)
+
+
+def answer_found(
+    circuit: Circuit, path: Path, unsaved: CannotWrite | None, headline: str, as_json: bool
+) -> None:
+    """The answer of a command that found a circuit: JSON, or a headline and where f falls short. Raises `unsaved` at the end."""
+    if as_json:
+        answer_circuit(circuit, path, unsaved)
+        return
+    answer(headline)
     for line in shortfalls(circuit):
         answer(line)
-    answer_kept(circuit, circuit_path, unsaved)
+    answer_kept(circuit, path, unsaved)
     if unsaved is not None:
         raise unsaved
 
