@@ -438,16 +438,18 @@ def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None
     v = visit(toy)
     for choice in ("0", "1"):
         written = toy["pairs"][int(choice)]["writes"]
-        for index in list(written["circuit"])[:4]:
+        for index in list(written["circuit"])[:5]:
             v.locator(f"[data-name='{toy['sources'][index]}']").click()
             v.locator(f"[aria-label='Prompt of the writes'] [data-key='{choice}']").click()
             push, model = (
                 f"{x:+.2f}".replace("-", "−") for x in (written["circuit"][index], written["model"][index])
             )
-            raised = ", ".join(f"“{t.replace(' ', '·', 1)}”" for t in written["raises"][index])
+            raised = ", ".join(
+                f"“{t.replace('\n', '⏎').replace(' ', '·', 1)}”" for t in written["raises"].get(index, [])
+            )
             said = v.locator(".writes").inner_text()
             assert f"Pushes the answer {push} against the foil; in the whole model {model}." in said
-            assert f"Raises most: {raised}." in said
+            assert (f"Raises most: {raised}." in said) if raised else ("Raises" not in said)
             v.keyboard.press("Escape")
     silent = next(
         n for i, n in enumerate(toy["sources"]) if i and i not in written["circuit"] and n.startswith("m")

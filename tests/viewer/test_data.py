@@ -205,7 +205,8 @@ def test_what_is_written_to_the_logits_adds_up(toy: Model, found: Circuit, shown
         plain = run_plainly(toy, pairs.clean[i], pairs.corrupt[i], found.live)
         rest = float(push(plain.rest, pairs.answers[i], pairs.foils[i]))
         written = pair["writes"]["circuit"]
-        assert set(written) == writers == set(pair["writes"]["raises"])
+        # both prompts end in the same token, so the input writes nothing there
+        assert set(written) == writers >= set(pair["writes"]["raises"]) >= writers - {0}
         difference = float(push(logits[i], pairs.answers[i], pairs.foils[i]))
         assert sum(written.values()) + rest == pytest.approx(difference, abs=0.01 * len(written))
         assert len(pair["writes"]["model"]) == len(shown["sources"])

@@ -299,12 +299,13 @@ def _pushes(plain: PlainRun, pairs: Pairs, i: int) -> dict[int, float]:
 
 
 def _raises(plain: PlainRun, model: Model) -> dict[int, list[str]]:
-    """The tokens whose logits each source raises most."""
+    """The tokens whose logits each source raises most; nothing of one that writes nothing, such as the input under an equal last token."""
     assert model.tokenizer is not None
     if not len(plain.writers):
         return {}
     top = plain.writes.topk(RAISED, dim=-1).indices.tolist()
     return {
         source: [model.tokenizer.decode([token]) for token in tokens]
-        for source, tokens in zip(plain.writers.tolist(), top, strict=True)
+        for source, tokens, write in zip(plain.writers.tolist(), top, plain.writes, strict=True)
+        if write.any()
     }

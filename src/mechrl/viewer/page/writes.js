@@ -12,7 +12,7 @@ function writesOf(circuit, node) {
   const lines = [here === undefined
     ? `The circuit has no edge from it to the logits; in the model it pushes the answer ${signed(model[index])} against the foil.`
     : `Pushes the answer ${signed(here)} against the foil; in the whole model ${signed(model[index])}.`];
-  if (here !== undefined) lines.push(`Raises most: ${few(raises[index])}.`);
+  if (raises[index]) lines.push(`Raises most: ${few(raises[index])}.`);
   return [el("h3", {}, "Writes to the logits", pairPicker(circuit, "Prompt of the writes")),
     el("div", { class: "writes" }, ...lines.map((line) => el("p", {}, line)))];
 }
