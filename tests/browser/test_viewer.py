@@ -444,9 +444,8 @@ def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None
             push, model = (
                 f"{x:+.2f}".replace("-", "−") for x in (written["circuit"][index], written["model"][index])
             )
-            raised = ", ".join(
-                f"“{t.replace('\n', '⏎').replace(' ', '·', 1)}”" for t in written["raises"].get(index, [])
-            )
+            tokens = [t.replace("\n", "⏎").replace(" ", "·", 1) for t in written["raises"].get(index, [])]
+            raised = ", ".join(f"“{t}”" for t in tokens)
             said = v.locator(".writes").inner_text()
             assert f"Pushes the answer {push} against the foil; in the whole model {model}." in said
             assert (f"Raises most: {raised}." in said) if raised else ("Raises" not in said)
