@@ -434,11 +434,11 @@ def test_in_a_notebooks_frame(chromium, tmp_path) -> None:
 
 
 def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None:
-    """Select every writer on the second prompt: its push and the tokens it raises are those of the data."""
+    """Select every writer, on two prompts: its push and the tokens it raises are those of the data."""
     v = visit(toy)
     for choice in ("0", "1"):
         written = toy["pairs"][int(choice)]["writes"]
-        for index in list(written["circuit"])[:5]:
+        for index in written["circuit"]:
             v.locator(f"[data-name='{toy['sources'][index]}']").click()
             v.locator(f"[aria-label='Prompt of the writes'] [data-key='{choice}']").click()
             push, model = (
