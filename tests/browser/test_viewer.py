@@ -433,6 +433,10 @@ def test_in_a_notebooks_frame(chromium, tmp_path) -> None:
     window.close()
 
 
+def signed(x: float) -> str:
+    return f"{x:+.2f}".replace("-", "−") if abs(x) >= 0.005 else "0.00"
+
+
 def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None:
     """Select every writer, on two prompts: its push and the tokens it raises are those of the data."""
     v = visit(toy)
@@ -441,9 +445,7 @@ def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None
         for index in written["circuit"]:
             v.locator(f"[data-name='{toy['sources'][index]}']").click()
             v.locator(f"[aria-label='Prompt of the writes'] [data-key='{choice}']").click()
-            push, model = (
-                f"{x:+.2f}".replace("-", "−") for x in (written["circuit"][index], written["model"][index])
-            )
+            push, model = (signed(written[run][index]) for run in ("circuit", "model"))
             tokens = [t.replace("\n", "⏎").replace(" ", "·", 1) for t in written["raises"].get(index, [])]
             raised = ", ".join(f"“{t}”" for t in tokens)
             said = v.locator(".writes").inner_text()
@@ -464,7 +466,7 @@ def test_the_prompts_say_who_pushes_most(visit, toy: dict) -> None:
     written = toy["pairs"][2]["writes"]["circuit"]
     best = sorted(written, key=lambda i: -abs(written[i]))
     rows = [row.split("\n") for row in v.locator(".pushers li").all_inner_texts()]
-    assert [row[-1] for row in rows] == [f"{written[i]:+.2f}".replace("-", "−") for i in best[: len(rows)]]
+    assert [row[-1] for row in rows] == [signed(written[i]) for i in best[: len(rows)]]
     name = toy["sources"][best[0]]
     v.locator(".pushers button").first.click()
     assert v.locator("#component h2").inner_text() == name

@@ -1,6 +1,6 @@
 // ---- what components write to the logits ---------------------------------------------------------------------------------------
 
-const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(2);
+const signed = (x) => (Math.abs(x) < 0.005 ? "" : x < 0 ? "−" : "+") + Math.abs(x).toFixed(2);
 const pairOf = (circuit) => circuit.raw.pairs[Math.min(state.pair, circuit.raw.pairs.length - 1)];
 const few = (tokens) => tokens.map((token) => `“${visible(token)}”`).join(", ");
 
