@@ -110,7 +110,7 @@ CircuitBehaviour = Annotated[
         "--behaviour",
         "-b",
         rich_help_panel=BASICS,
-        help="The file of a behaviour of your own; built-in ones are found.",
+        help="File of your own behaviour, for an old circuit that does not hold its rows.",
         show_default=False,
     ),
 ]
@@ -138,8 +138,8 @@ HoldsOn = Annotated[
         "--holds-on",
         **choice("holds-on", names.HoldsOn),
         rich_help_panel=BASICS,
-        help="The pairs on which f ≥ tau must hold: `fresh` ones, as validation pairs judge, or the `discovery` pairs alone. "
-        "[default: fresh, where there are ten validation and ten test pairs]",
+        help="Where f ≥ tau must hold: on `fresh` pairs (validation pairs decide), or on the `discovery` pairs alone. "
+        "[default: fresh, given ten validation and ten test pairs]",
         show_default=False,
     ),
 ]
@@ -155,7 +155,7 @@ Prefilter = Annotated[
     typer.Option(
         rich_help_panel=EXPERT,
         **choice("prefilter", names.Prefilter),
-        help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).",
+        help="Choose candidates by the behaviour's own `metric` (as the paper does), by `kl`, or by both (`union`).",
     ),
 ]
 Seed = Annotated[
@@ -164,7 +164,7 @@ Seed = Annotated[
         rich_help_panel=REPRODUCIBILITY,
         min=0,
         max=MOST_SEED,
-        help="Random seed: it picks the pairs and all that is drawn.",
+        help="Random seed; it picks the discovery pairs and every random draw.",
     ),
 ]
 Seeds = Annotated[
@@ -236,7 +236,7 @@ SaveEvery = Annotated[
     int, typer.Option(rich_help_panel=BUDGET, min=1, max=MOST_STEPS, help="Iterations between two saves.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", rich_help_panel=BUDGET, help="Go on with what was left in --out.")
+    bool, typer.Option("--resume", rich_help_panel=BUDGET, help="Go on from the state saved in --out.")
 ]
 SecondsThenResume = Annotated[
     float | None,

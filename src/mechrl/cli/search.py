@@ -42,7 +42,7 @@ def search_command(
         int,
         options.number(
             options.BUDGET,
-            "Candidate edges by each score; doubled until they reach tau together.",
+            "Candidate edges per score; doubled until all of them together reach tau.",
             MOST_EDGES,
         ),
     ] = 3000,
@@ -50,7 +50,7 @@ def search_command(
         int | None,
         options.number(
             options.BUDGET,
-            "Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
+            "Most searches in a row, each aiming higher, until f holds on fresh pairs. [default: 6; 1 for `blockwise` on a CPU]",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -77,12 +77,14 @@ def search_command(
     minibatch: Annotated[
         int | None,
         options.number(
-            options.EXPERT, "Decide by so many pairs, drawn afresh while the search runs.", MOST_PAIRS
+            options.EXPERT,
+            "Decide by this many pairs at a time, drawn anew as the search goes on.",
+            MOST_PAIRS,
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        options.number(options.EXPERT, "Of Matryoshka attribution, three passes each. [default: 500]"),
+        options.number(options.EXPERT, "Steps of Matryoshka attribution, three passes each. [default: 500]"),
     ] = None,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
@@ -90,7 +92,7 @@ def search_command(
     resume: options.Resume = False,
     as_json: options.Json = False,
 ) -> None:
-    """Find the circuit of one behaviour: the fewest edges that keep f ≥ tau.
+    """Find the circuit behind one behaviour by search: the fewest edges that keep f ≥ tau.
 
     Examples:
 
