@@ -2,7 +2,7 @@
 
 faithful        f on fresh pairs ≥ τ. Chance: f of random circuits of the candidates, as large after pruning (on discovery pairs)
 necessary       with the circuit ablated less than half of f is left (the whole model's is 1), and less than with as many random
-                candidates outside it: p ≤ 0.05. Lower is better
+                candidates outside it (with the next best edges, if these are few): p ≤ 0.05. Lower is better
 specific        f on discovery pairs is above that of the random circuits, p ≤ 0.05, and these reach less than half of it
 stable          of 1,000 bootstraps of the fresh pairs nine in ten have f ≥ τ − 0.05. Chance: those of the empty circuit, which is 0
                 whatever the pairs, so none
@@ -99,7 +99,7 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
             None if others is None else others.mean,
             "lower",
             f"f {_short(found.necessity)} with it ablated"
-            + ("" if others else ", and there are no other candidates to hold it against"),
+            + ("" if others else ", and there are too few other edges to hold it against"),
             found.necessity_p,
             "not shown" if gone else "not",
         ),
