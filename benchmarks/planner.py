@@ -43,7 +43,8 @@ UNSEEN = (
     *("first-name", "science-subject", "unit-quantity", "language-code"),
 )
 DESIGNED_ON = ("acronyms", "country-capital", "gendered-pronoun", "greater-than", "plural", "past-tense")
-METHODS = ("planner", "unjudged", "toy", "absolute", "path", "blockwise")
+SEARCHES = ("greedy", "edge-pruning", "acdc", "blockwise")
+METHODS = ("planner", "unjudged", "toy", "absolute", "path", *SEARCHES)
 
 
 def run(
@@ -69,8 +70,8 @@ def run(
 
 def find(model: Any, name: str, method: str, draw: int, holds_on: str) -> Circuit:
     behaviour = get_behaviour(name)
-    if method == "blockwise":
-        return search(model, behaviour, SearchSettings("blockwise", holds_on=holds_on, seed=draw))
+    if method in SEARCHES:
+        return search(model, behaviour, SearchSettings(method, holds_on=holds_on, seed=draw))
     if method in ("absolute", "path"):
         by = Gradients(method)
     else:
