@@ -1,11 +1,11 @@
-"""The cost–minimality plane: what a method pays, in passes, and what it gets, in edges.
+"""Circuit size against cost: edges against passes, for every method.
 
-    python benchmarks/plane.py      docs/images/plane.svg, its numbers beside it as JSON; prints the table of README.md
+    python benchmarks/plane.py      docs/images/plane.svg, with its numbers as JSON; prints the table of README.md
 
-Nothing is run: it reads the cells of benchmarks/reproduce/smollm2 and, once they are there, the planner's rows
+It runs no model, but reads the cells of benchmarks/reproduce/smollm2 and, if they exist, the planner's rows
 (benchmarks/planner/rows.jsonl). A cell is a behaviour that no agent was trained on and a draw of 20 pairs. All methods are shown on the
-same cells: those in which each of them reached f ≥ 0.9. A method that was run on less than a third of the cells is left out, and named.
-Markers are medians, bars the first and third quartiles, dots cells.
+same cells: those in which each of them reached f ≥ 0.9. A method that was run on less than a third of the cells is omitted, and the JSON
+names it. Markers are medians, bars the first and third quartiles, dots cells.
 """
 
 from __future__ import annotations
