@@ -4,9 +4,9 @@
     python benchmarks/engine_scale.py shapes OUT_DIR qwen2.5-0.5b llama-3.2-1b …    # or a .gguf file, or a name as in `mechrl models`
     python benchmarks/engine_scale.py tables OUT_DIR        # prints the tables from stored results. make.py draws growth.svg
 
-Each case runs in its own process, so that peak memory can be measured per case. Weights are random unless a model is loaded. Circuits keep the
-edges of highest |EAP|. Times are the fastest of three calls; on a CPU they are CPU seconds of one thread, which other processes hardly
-affect. Shapes run on 5 pairs on a CPU, on 20 on a GPU.
+Each case runs in its own process, so that peak memory can be measured per case. Weights are random unless a model is loaded. Circuits
+keep the edges of highest |EAP|. Times are the fastest of three calls; on a CPU they are CPU seconds of one thread, which other processes
+hardly affect. Shapes run on 5 pairs on a CPU, on 20 on a GPU.
 """
 
 from __future__ import annotations

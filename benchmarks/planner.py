@@ -4,8 +4,8 @@
     python benchmarks/planner.py predict OUT [--jobs=2]   predicted and measured effects of edits: OUT/prediction.jsonl
     python benchmarks/planner.py tables OUT               OUT/tables.md
 
-The planner is the one that ships for real models. It was not fitted to any behaviour of the families in `UNSEEN`, and nobody looked at these
-while designing the agent. `DESIGNED_ON` are six behaviours that the agent was both designed on and fitted to. The other methods:
+The planner is the one that ships for real models. It was not fitted to any behaviour of the families in `UNSEEN`, and nobody looked at
+these while designing the agent. `DESIGNED_ON` are six behaviours that the agent was both designed on and fitted to. The other methods:
 
     toy              the planner fitted only to the embedded model
     absolute, path   the same agent with gradients as costs; where the planner does better, its training is the reason

@@ -40,7 +40,7 @@ from mechrl.search.session import SearchSettings, prepare
 from mechrl.stats import Spread
 from mechrl.validity.benchmark_metrics import benchmark_metrics
 
-GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # rows of the table by number of pairs
+GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # in the table by pairs
 SHARP = (  # their circuits have at most a few hundred edges; the others come last in the table of fresh pairs, where they take long
     *GROWING,
     "greater-than-2",
