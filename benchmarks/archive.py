@@ -5,9 +5,8 @@
     python benchmarks/archive.py check benchmarks/reproduce/smollm2                 compares rows, circuits and tables with each other
 
 The archive `cells.jsonl.xz` has one line per cell: its name, its file, and its circuit's file or null. `check` does not use the code that
-wrote
-the tables: it groups the rows as each table's lines do, computes means and deviations, and compares. A table's Markdown must equal its CSV,
-rounded.
+wrote the tables: it groups the rows as each table's lines do, computes means and deviations, and compares. A table's Markdown must
+equal its CSV, rounded.
 """
 
 from __future__ import annotations
