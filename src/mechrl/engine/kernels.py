@@ -43,7 +43,7 @@ def readers(attention: Attention) -> tuple[Tensor, Tensor]:
 class Jobs:
     """Jobs, or head rows, on the device. Their tokens are back to back in a flat [tokens, ..] tensor.
 
-    `begin` is an int64 record: the first token of every job, and the end [n + 1]; its group [n]; its receiver or head [n]. Then, for a
+    `record`, all int64: the first token of every job, and the end [n + 1]; its group [n]; its receiver or head [n]. Then, for a
     pool's jobs, where their edges begin in the run's list of edges [n + 1]; for head rows, their q, k and v jobs [n] each, -1 for the
     corrupted input.
     """
