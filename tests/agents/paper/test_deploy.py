@@ -1,4 +1,4 @@
-"""Deployment: the paper's choice, rollouts that can be left, and policies on disk."""
+"""Deployment: the paper's choice, resumable rollouts, and policies on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent(seed: int = 0) -> Policy:
-    """That tries everything."""
+    """A policy that tries everything."""
     torch.manual_seed(seed)
     policy = Policy(16)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Sessions on the embedded model: what is promised about a circuit, what is paid, and that nothing is lost when they are left."""
+"""Sessions on the embedded model: guarantees about the circuit, passes charged, and lossless interruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mechrl.engine import Engine
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 
-BEHAVIOUR = "acronyms"  # the planner has never seen its family
+BEHAVIOUR = "acronyms"  # the planner was not fitted to its family
 FRESH = DiscoverSettings(pairs=10)
 DISCOVERY = replace(FRESH, holds_on=HoldsOn.DISCOVERY)
 
@@ -75,7 +75,8 @@ def test_every_candidate_that_went_is_in_the_order(straight: tuple[Session, Circ
     assert len(set(circuit.order)) == len(circuit.order)
     path = [set(session.start.candidates[mask]) for mask in session.episode.path]
     last = [max((i for i, edges in enumerate(path) if edge in edges), default=-1) for edge in circuit.order]
-    assert last == sorted(last) and len(set(last)) > 3  # what went for good in an earlier round comes first
+    # edges removed for good in an earlier round come first
+    assert last == sorted(last) and len(set(last)) > 3
 
 
 def test_the_first_circuit_is_the_smallest_of_seven_that_leaves_room(toy: Model, begin) -> None:
@@ -148,7 +149,8 @@ def test_validation_pairs_judge_at_most_three_times_and_are_paid(begin) -> None:
 
     session._on_validation = on_validation
     session.run()
-    most = 1 + np.ceil(np.log2(len(session.episode.path) + 1))  # a circuit, and the bisection of its path
+    # one circuit, and the bisection of the episode's path
+    most = 1 + np.ceil(np.log2(len(session.episode.path) + 1))
     assert CHECKS == 3 and 1 <= session.checked <= 3 and session.checked <= len(asked) <= 3 * most
     assert asked == pytest.approx([N_FRESH / 20] * len(asked))
     unchecked = begin(replace(FRESH, check=False))
@@ -157,7 +159,7 @@ def test_validation_pairs_judge_at_most_three_times_and_are_paid(begin) -> None:
 
 
 def test_a_circuit_that_falls_short_is_read_back(begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation pairs that refuse what has fewer than 60 edges: the answer is the smallest on the path that has more."""
+    """Validation pairs that refuse circuits of fewer than 60 edges: the result is the smallest larger one on the path."""
     monkeypatch.setattr(sessions, "CHECKS", 1)
     session, paths = begin(FRESH), []
 
