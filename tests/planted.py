@@ -132,7 +132,7 @@ class Plan:
         self.generator = torch.Generator().manual_seed(0)
         G = HEADS if architecture == "gpt2" else KV_HEADS
         self.shared = HEADS // G  # heads that share a KV head
-        # a rotary head needs two dimensions per frequency; GPT-2 has the same width
+        # a rotary head needs two dimensions per frequency; in GPT-2 the width is fixed
         self.head_width = e = WIDTH // HEADS if architecture == "gpt2" else 2 * (FAST + VOCAB)
         self.W_q = self.noise(LAYERS, HEADS, WIDTH, e)
         self.W_k, self.W_v = self.noise(LAYERS, G, WIDTH, e), self.noise(LAYERS, G, WIDTH, e)

@@ -134,7 +134,7 @@ def test_a_template_that_cannot_be_built_is_not_offered_force(toy):
 
 
 def test_the_other_first_token_is_tried_where_the_model_fails(toy):
-    """The toy model was trained on prompts that start with <bos>; with that token's embedding negated, it does better without."""
+    """The toy model was trained on prompts that start with <bos>; with that token's embedding times −30, it does better without."""
     bare = gate.judge(replace(toy, tokenizer=toy.tokenizer.opened("no")), get_behaviour("ioi"))
     assert not bare.exhibited and bare.opener == ""
     assert any("with '<bos>' in front accuracy is 1.00" in w and "try --bos yes" in w for w in bare.warnings)

@@ -43,7 +43,7 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
     links = CHAINS[name](30_000)
     source = Behaviour.from_pairs("b", rows(links)).source
     assert isinstance(source, tuple) and time.thread_time() - began < 3
-    # all rows are linked: a star has one clean prompt and so one part; of the others' clean prompts every part has some
+    # all rows are linked: a star has one clean prompt and so one part; the others' clean prompts are spread over all parts
     assert len({row.part for row in source}) == (1 if name == "a star" else 3)
     assert len({(row.clean, row.part) for row in source}) == len({clean for clean, _ in links})
 

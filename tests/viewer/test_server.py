@@ -110,7 +110,7 @@ def test_a_page_without_a_policy_may_do_nothing(server: PageServer) -> None:
 
 
 def test_a_tab_that_is_closed_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """While the page is being sent, before and after the first bytes."""
+    """While the page is being sent, with and without a connection reset."""
     with PageServer("x" * 50_000_000) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         port = server.server_address[1]
