@@ -117,7 +117,7 @@ def test_every_component_can_be_listed(visit, ranked: dict) -> None:
     assert v.locator(rows).count() == len(shown(v) - {"logits", "input"})
 
 
-# ---- what is said first ---------------------------------------------------------------------------------------------
+# ---- the header -----------------------------------------------------------------------------------------------------
 
 
 def test_the_prompt_and_both_answers_are_on_the_first_view(visit, toy: dict) -> None:
@@ -323,7 +323,7 @@ def test_three_circuits_stand_beside_each_other(visit) -> None:
     assert re.search(rf"A and B\s+{pair[0]} of {pair[1]} ", v.locator("#about").inner_text())
 
 
-# ---- a telephone ----------------------------------------------------------------------------------------------------
+# ---- phone width ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how_many", [1, 2, 3])

@@ -103,7 +103,7 @@ def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     assert workspace.record(waits) is None  # stopped, not failed
     assert not executor.run([cell("works", 1)], workspace, stopped=[signal.SIGTERM])
-    with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is at work"):
+    with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is writing"):
         executor.run([good], workspace)
     workspace.path(good).write_text('{"format": 1, "sta')  # cut short
     assert workspace.record(good) is None and not workspace.done(good)

@@ -62,7 +62,7 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
         for command in COMMANDS.values():
             assert cli.run(command) == 1
             said = capsys.readouterr().err
-            assert said.count("\n") == 1 and "out: another command is at work there" in said
+            assert said.count("\n") == 1 and "out: another command is writing there" in said
             assert (
                 f"process {process.pid} on " in said
                 and f"{holder} " in said

@@ -133,7 +133,7 @@ def test_a_search_goes_on_while_its_state_cannot_be_saved(
     assert cli.run(SEARCH) == 0
     said = capsys.readouterr().err
     assert disk.refused > 2 and said.count("state.safetensors: cannot be written") == 1  # reported once
-    assert "saving is tried again" in said
+    assert "saving will be retried" in said
     assert Circuit.load("out/circuit.json").to_json() | {"seconds": 0} == straight.to_json() | {"seconds": 0}
 
 

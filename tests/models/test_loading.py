@@ -266,7 +266,7 @@ def test_bad_tokenizers(saved: Path, tmp_path: Path) -> None:
     assert "no tokenizer.json" in error(tmp_path / "llama")
 
 
-# ---- what does not load, and says so ---------------------------------------------------------------------------------
+# ---- what does not load, and why --------------------------------------------------------------------------------------
 
 
 def test_missing_paths(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_rotary_positions_we_do_not_know(tmp_path: Path) -> None:
 
 def test_devices_and_revisions(saved: Path) -> None:
     assert "device 'tpu9'" in error(saved, device="tpu9")
-    assert "device 'cuda:99' is not there" in error(saved, device="cuda:99")
+    assert "device 'cuda:99' is not available" in error(saved, device="cuda:99")
     for name in (saved, "toy", "smollm2", "a.gguf"):
         assert "hub ids only" in error(name, revision="main")
 

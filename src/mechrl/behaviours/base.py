@@ -334,7 +334,7 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     return tuple(clean), tuple(corrupt), answers, foils, (row.clean, row.corrupt)
 
 
-# ---- success measures -----------------------------------------------------------------------------------------------
+# ---- metrics --------------------------------------------------------------------------------------------------------
 
 
 def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Tensor | None = None) -> Tensor:

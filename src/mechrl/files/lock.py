@@ -74,7 +74,7 @@ def _lock(path: Path) -> int:
                 holder = os.read(descriptor, 400).decode(errors="replace").strip()
                 by = f" ({holder})" if holder else ""
                 raise MechRLError(
-                    f"{path.parent}: another command is at work there{by}; wait for it, or choose another folder"
+                    f"{path.parent}: another command is writing there{by}; wait for it, or choose another folder"
                 ) from None
             except OSError:  # a file system without locks: running unprotected is better than not running
                 return descriptor

@@ -24,7 +24,7 @@ class Saving:
         """Whether saving succeeded. A failure is reported once, not at every attempt."""
         before, self.failed = self.failed, not_saved(save)
         if self.failed is not None and str(self.failed) != str(before):
-            say(f"{str(self.failed).removesuffix(REPEAT)}. The work goes on, and saving is tried again")
+            say(f"{str(self.failed).removesuffix(REPEAT)}. The work continues, and saving will be retried")
         if self.failed is None and before is not None:
             say("saving works again")
         return self.failed is None

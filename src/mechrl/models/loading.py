@@ -134,7 +134,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise MechRLError(f"device {str(device)!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise MechRLError(f"device {str(device)!r} is not there; use auto or cpu")
+        raise MechRLError(f"device {str(device)!r} is not available; use auto or cpu")
     return device
 
 

@@ -1,6 +1,6 @@
 """Edge Pruning: a mask learned by gradient descent, each edge behind a hard-concrete gate.
 
-Every candidate edge has a parameter log α. Every step draws its gate anew,
+Every candidate edge has a parameter log α. Every step samples its gate,
 
     u ~ U(0, 1)      s = σ((log u − log(1 − u) + log α) / β)      z = clip(1.2 s − 0.1, 0, 1)      β = 2/3
 

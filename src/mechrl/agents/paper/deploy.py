@@ -157,7 +157,7 @@ class Rollouts:
         f = np.array([f[i] for f in self.f[: len(size)]])
         return Episode(mask, f, np.array(size), tuple(cuts))
 
-    # ---- leaving and coming back ------------------------------------------------------------------------------------
+    # ---- interrupting and resuming -----------------------------------------------------------------------------------
 
     def _of(self) -> dict[str, np.ndarray]:
         """What identifies these rollouts."""

@@ -79,6 +79,6 @@ class Log:
             do()
         except OSError as exc:
             say(
-                f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run goes on without TensorBoard"
+                f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run continues without TensorBoard"
             )
             self._board = None
