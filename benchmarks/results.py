@@ -2,7 +2,7 @@
 
     python benchmarks/results.py
 
-It runs no model, but reads rows of `search_smollm2.py` and of the retired agent. Every method reaches f ≥ 0.9 on the 20 discovery pairs;
+It runs no model, but reads rows of `search_smollm2.py` and of the retired agent. Every method is run for f ≥ 0.9 on the 20 discovery pairs;
 f on fresh pairs is shown as well. For ACDC, the threshold with the smallest circuit that reaches τ counts, with the passes of that
 threshold only, although it is not known in advance. The policy's 16 sampled rollouts and the greedy one are a mean over seeds. The last
 table has the methods that were run at f ≥ 0.9 on fresh pairs: 100 discovery pairs, validation pairs decide.

@@ -54,9 +54,11 @@ def load_model(
 ) -> Model:
     """Loads a language model.
 
-    name: `toy` (comes with MechRL), `smollm2` (downloaded once), a hub id such as `gpt2`, a directory in Hugging Face layout, a `.gguf`
-    file. device: "auto" is CUDA if there is a device. revision: a hub id's branch, tag or commit. bos: whether prompts start with a
-    special first token; "auto" follows the model's own convention.
+    name: `toy` (comes with MechRL), `smollm2` (downloaded once), a hub id such as `gpt2`, a directory in Hugging Face layout, or a
+        `.gguf` file.
+    device: "auto" is CUDA if there is a device.
+    revision: a hub id's branch, tag or commit.
+    bos: whether prompts start with a special first token; "auto" follows the model's own convention.
     """
     name, device, commit = check_model(str(name)), resolve_device(device), None
     local = _path(name)
