@@ -129,7 +129,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         assert len(circuit) <= min(
             (len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges
         )
-        if "undone" not in state.note:
+        if "reverted" not in state.note:
             continue
         read_back += 1
         assert f(kept) >= 0.7
