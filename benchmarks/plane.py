@@ -1,4 +1,4 @@
-"""The cost–minimality plane: what a method pays, in passes, and what it gets, in edges.
+"""Circuit size against cost: edges against passes, for every method.
 
     python benchmarks/plane.py unseen     docs/images/unseen.svg, its numbers beside it as JSON; prints the table of README.md
     python benchmarks/plane.py paper      docs/images/plane.svg, likewise; prints a table of docs/results.md

@@ -1,16 +1,16 @@
-"""The planner on families of behaviours it was not fitted to, beside its untrained controls and blockwise search.
+"""The planner on families of behaviours it was not fitted to, compared with its untrained controls and blockwise search.
 
     python benchmarks/planner.py run OUT [--jobs=2]       episodes and searches, a row each in OUT/rows.jsonl; resumes
     python benchmarks/planner.py tables OUT               OUT/tables.md
 
-The planner is the one that ships for real models. It was fitted to no behaviour of the families in `UNSEEN`, and the agent was designed
-without a look at them. `DESIGNED_ON` are six behaviours that it was designed on and fitted to. Beside it:
+The planner is the one that ships for real models. It was not fitted to any behaviour of the families in `UNSEEN`, and nobody looked at
+these while designing the agent. `DESIGNED_ON` are six behaviours that the agent was both designed on and fitted to. The other methods:
 
     unjudged         the planner without validation pairs: on fresh pairs the network's word is all
     toy              the planner fitted to the embedded model alone
     absolute, path   the same agent with gradients for costs: what the planner does better, its training does
 
-Passes include every look and, for blockwise search, its prefilter.
+Passes include every gradient measurement and, for blockwise search, its prefilter.
 """
 
 from __future__ import annotations

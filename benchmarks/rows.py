@@ -1,4 +1,4 @@
-"""What benchmarks of many cells share: a file with a row per cell, and processes that divide the cells among themselves."""
+"""Shared by benchmarks of many cells: a file with a row per cell, and processes that divide the cells among themselves."""
 
 from __future__ import annotations
 

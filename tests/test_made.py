@@ -1,4 +1,4 @@
-"""What the documents show is what the rows say, and the figure counts the same cells for all methods."""
+"""The docs show what the rows say, and the figure uses the same cells for all methods."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_plane_shows_the_cells_that_all_methods_reached(script) -> None:
 
 
 def test_the_planner_stands_beside_the_others_on_their_cells(script, tmp_path: Path) -> None:
-    """Its own benchmark has more behaviours than the others were run on; these must not push the others out."""
+    """The planner's own benchmark has more behaviours than the others were run on; this must not exclude other methods."""
     plane = script("plane")
     row = {
         "model": "smollm2",

@@ -21,7 +21,7 @@ GRAPH = Graph(2, 4, 2)
 
 
 def some_record(n: int, m: int, trials: int = 5) -> records.Record:
-    """A circuit of n edges with random looks, and edits that add some of m others."""
+    """A circuit of n edges with random looks, and edits that add some of m other edges."""
     rng = np.random.default_rng(n)
     edges = rng.permutation(GRAPH.n_edges)[: n + m]
     gains, outside = rng.normal(size=(len(ALPHAS), GROUPS, n)), rng.normal(size=(GROUPS, m))
@@ -39,7 +39,7 @@ def make_records(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> None:
-    """And makes of them what is fitted to."""
+    """Reads records and builds the training data from them."""
     with np.errstate(all="raise", under="ignore"):
         for record in records.read_all(folder):
             Example.of(record)
@@ -61,7 +61,7 @@ def seen() -> tuple:
 
 
 def read_network(folder: Path) -> None:
-    """And asks it what edits do."""
+    """Loads the network and predicts the effects of edits."""
     network, about = load_model(folder / "model.safetensors")
     looked, record = seen()
     assert isinstance(about, dict)

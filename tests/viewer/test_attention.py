@@ -1,4 +1,4 @@
-"""The patterns of the viewer are those that the oracle's run looks with."""
+"""The viewer's attention patterns equal those of the slow implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call: on a GPU, a call for a few circuits costs as much as one for a hundred."""
+"""Circuits of several behaviours in one call. On a GPU, a call with a few circuits takes as long as one with a hundred."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mechrl.engine.plan import Plan, make_plan
 from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
-_CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
-_MEMORY = 3 * 2**30  # bytes of rows in a chunk, or a fifth of what this process may have
-_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need, or three tenths
+_CIRCUITS_PER_CHUNK = 64  # small enough that the next chunk is planned while this one runs
+_MEMORY = 3 * 2**30  # bytes of rows in a chunk; at most a fifth of what this process may use
+_GRADIENT_MEMORY = 4 * 2**30  # bytes for all that a chunk's gradients need; at most three tenths
 
 
 class ManyEngines:
@@ -39,7 +39,7 @@ class ManyEngines:
             self._columns = [np.searchsorted(self.edge_set.edges, e) for e in self.edges]
             self._own_column = np.zeros(
                 (len(engines), len(self.edge_set.edges)), dtype=np.int64
-            )  # the way back
+            )  # for the backward pass
             for own, columns in zip(self._own_column, self._columns, strict=True):
                 own[columns] = np.arange(len(columns))
             cache = join(caches)
@@ -217,11 +217,11 @@ class ManyEngines:
         return run.edge, run.backward(torch.cat(grad))
 
     def _inputs(self, run: FusedRun, which: np.ndarray) -> Tensor:
-        """The input rows of the groups in this run, which come first."""
+        """The input rows of the groups in this run; they come first in the store."""
         return self._ground.cache.input_difference[: int(run.full_begin[int(which.max()) + 1])]
 
     def _outputs(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """The output, and the pair among those of all groups, of each normalised final stream that a run returns."""
+        """For each normalised final stream that a run returns: its output, and its pair's index among the pairs of all groups."""
         group, sizes = plan.stages[-1].last.group, self._ground.sizes[1]
         job = np.repeat(np.arange(len(group)), sizes[group])
         pair = np.arange(len(job)) - first_tokens(sizes[group])[job] + first_tokens(sizes)[group][job]
@@ -229,7 +229,7 @@ class ManyEngines:
         return job_there, pair_there
 
     def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Streams and their pairs, in parts whose logits take a quarter of a gigabyte."""
+        """Streams and their pairs, in parts whose logits take at most a quarter of a gigabyte."""
         step = max(1, 2**26 // self._probs.shape[1])
         return zip(final.split(step), pair.split(step), strict=True)
 

@@ -1,4 +1,4 @@
-"""Episodes: planted circuits, what the agent promises about its result, what it is charged, what trials teach it."""
+"""Episodes: planted circuits, guarantees about the result, passes charged, and what trials teach the agent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_episode_is_the_same_twice_and_charges_every_look_and_trial() -> None
 
 
 class Optimist:
-    """Believes that nothing costs anything."""
+    """Predicts that no edit has a cost."""
 
     def edges(self, seen) -> Edges:
         nothing = torch.zeros(len(seen.edges))
@@ -96,7 +96,7 @@ def test_a_start_below_tau_is_the_end() -> None:
 
 
 def test_aiming_at_fresh_pairs_leaves_room_for_the_predicted_gap() -> None:
-    """With a gap of .1, f on the discovery pairs is never let below τ + .1."""
+    """With a gap of .1, f on the discovery pairs never falls below τ + .1."""
 
     class Gap(Gradients):
         def effect(self, edges, cut, add) -> Effect:

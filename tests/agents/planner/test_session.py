@@ -1,4 +1,4 @@
-"""Sessions on the embedded model: what is promised about a circuit, what is paid, and that nothing is lost when they are left."""
+"""Sessions on the embedded model: guarantees about the circuit, passes charged, and lossless interruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.search.fresh_pairs import N_FRESH
 
-BEHAVIOUR = "acronyms"  # the planner has never seen its family
+BEHAVIOUR = "acronyms"  # the planner was not fitted to its family
 FRESH = DiscoverSettings(pairs=10)
 DISCOVERY = replace(FRESH, holds_on="discovery")
 
@@ -77,7 +77,8 @@ def test_every_candidate_that_went_is_in_the_order(begin) -> None:
     assert len(set(circuit.order)) == len(circuit.order)
     path = [set(session.start.candidates[mask]) for mask in session.episode.path]
     last = [max((i for i, edges in enumerate(path) if edge in edges), default=-1) for edge in circuit.order]
-    assert last == sorted(last) and len(set(last)) > 3  # what went for good in an earlier round comes first
+    # edges removed for good in an earlier round come first
+    assert last == sorted(last) and len(set(last)) > 3
 
 
 def test_the_first_circuit_is_the_smallest_of_seven_that_leaves_room(toy: Model, begin) -> None:
