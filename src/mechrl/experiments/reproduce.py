@@ -334,22 +334,21 @@ def agreements(view: View) -> list[Agreement]:
     """Ceilings, ACDC at every threshold, EAP-IG greedy: all that the paper's tables have of deterministic rows."""
     found: list[Agreement] = []
     for name in view.chosen.all:
-        if name not in paper.CEILING_KL:
+        if name not in paper.CEILINGS:
             continue
         results = view.results(view.cells.curves, name)
         if results:
+            ceilings, greedy, sizes = paper.CEILINGS[name], paper.COMPARISON[name], results[0]["greedy_sizes"]
             own = get_behaviour(name).metric != "kl"
-            ceilings = [("ceiling, metric", paper.CEILING_METRIC, "ceiling_metric")] if own else []
-            for row, theirs, key in (*ceilings, ("ceiling, KL", paper.CEILING_KL, "ceiling_kl")):
+            deterministic = [("ceiling, metric", ceilings.metric, "ceiling_metric")] if own else []
+            for row, theirs, key in (*deterministic, ("ceiling, KL", ceilings.kl, "ceiling_kl")):
                 value = spread(results, key)
                 assert value is not None
-                found.append(Agreement(row, name, None, None, theirs[name], value.mean))
-            kinds = [("EAP-IG greedy", "greedy_ld", "metric")] if own else []
-            for row, key, which in (*kinds, ("EAP-IG greedy, KL", "greedy_kl", "kl")):
-                size, f = paper.COMPARISON[name][key]
-                sizes = results[0]["greedy_sizes"]
+                found.append(Agreement(row, name, None, None, theirs, value.mean))
+            kinds = [("EAP-IG greedy", greedy.greedy_metric, "greedy_metric")] if own else []
+            for row, (size, f), key in (*kinds, ("EAP-IG greedy, KL", greedy.greedy_kl, "greedy_kl")):
                 if size in sizes:  # ours at the paper's size
-                    at = Spread.of(r[f"greedy_{which}"][sizes.index(size)] for r in results)
+                    at = Spread.of(r[key][sizes.index(size)] for r in results)
                     found.append(Agreement(f"{row}, {size} edges", name, None, None, f, at.mean))
         for t, (size, f, _) in zip(paper.ACDC_THRESHOLDS, paper.ACDC[name], strict=True):
             ours = view.results(view.cells.acdc, name, t)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,11 @@ class Column:
     digits: int = 3
     group: str = ""
     text: bool = False
+
+
+def columns(digits: Mapping[str, int | None], group: str = "") -> tuple[Column, ...]:
+    """Columns under one heading: their names and digits, None for text."""
+    return tuple(Column(name, 3 if n is None else n, group, n is None) for name, n in digits.items())
 
 
 @dataclass(frozen=True)
