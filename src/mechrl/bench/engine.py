@@ -29,8 +29,8 @@ class RandomPairs:
     corrupt: list[list[int]]
 
 
-def random_pairs(vocab_size: int, n: int, length: int, seed: int = 0) -> RandomPairs:
-    rng = np.random.default_rng(seed)
+def random_pairs(vocab_size: int, n: int, length: int) -> RandomPairs:
+    rng = np.random.default_rng(0)
     clean = rng.integers(0, vocab_size, (n, length))
     corrupt = clean.copy()
     places = [2, 4, max(length - 6, 5)]  # position 0 is the opening token, position 1 the first word
@@ -47,14 +47,14 @@ def prompts(model: Model) -> HasTokens:
 
 
 def sample_masks(
-    scores: np.ndarray, n: int, keep: int, by_score: bool = False, seed: int = 0
+    scores: np.ndarray, n: int, keep: int, by_score: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """`n` circuits of `keep` edges out of a candidate set, the 3000 (or twice `keep`) edges of highest |score|: masks and edges.
 
     Uniform draws are what an agent meets that has learnt nothing yet; many of their edges lie on no path. With `by_score` a circuit is
     made of the highest scores, blurred by Gumbel noise: what a search ends up with, nearly all of it alive.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     size = CANDIDATES if keep < CANDIDATES else 2 * keep
     edges = np.sort(np.argsort(-np.abs(scores))[:size])
     priority = rng.gumbel(size=(n, len(edges)))

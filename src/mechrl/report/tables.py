@@ -7,8 +7,10 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mechrl.files import write_atomically
 from mechrl.stats import Spread, number
 
 Value = str | int | float | bool | Spread | None
@@ -92,6 +94,11 @@ class Table:
         ]
         known = {"name": self.name, "title": self.title, "caption": self.caption, "command": self.command}
         return known | {"rows": rows, "notes": list(self.notes)}
+
+    def write(self, folder: Path) -> None:
+        """As CSV, JSON and Markdown."""
+        for suffix, text in (("csv", self.to_csv()), ("json", dumps(self)), ("md", self.to_markdown())):
+            write_atomically(folder / f"{self.name}.{suffix}", text.encode())
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
