@@ -80,9 +80,10 @@ def random_gpt2_small() -> Model:
 
 def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
     """`transformers`' own model of this shape, with random weights: time does not depend on their values."""
-    if spec.architecture == "gpt2":
-        from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+    module: torch.nn.Module
+    if spec.architecture == "gpt2":
         gpt2 = GPT2Config(
             n_layer=spec.n_layers,
             n_head=spec.n_heads,
@@ -93,20 +94,20 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
             bos_token_id=0,
             eos_token_id=0,
         )
-        return torch.nn.Module.eval(torch.nn.Module.to(GPT2LMHeadModel(gpt2), device))
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    llama = LlamaConfig(
-        num_hidden_layers=spec.n_layers,
-        num_attention_heads=spec.n_heads,
-        num_key_value_heads=spec.n_kv_heads,
-        hidden_size=spec.d_model,
-        intermediate_size=spec.d_mlp,
-        head_dim=spec.d_head,
-        vocab_size=spec.vocab_size,
-        tie_word_embeddings=True,
-    )
-    return torch.nn.Module.eval(torch.nn.Module.to(LlamaForCausalLM(llama), device))
+        module = GPT2LMHeadModel(gpt2)
+    else:
+        llama = LlamaConfig(
+            num_hidden_layers=spec.n_layers,
+            num_attention_heads=spec.n_heads,
+            num_key_value_heads=spec.n_kv_heads,
+            hidden_size=spec.d_model,
+            intermediate_size=spec.d_mlp,
+            head_dim=spec.d_head,
+            vocab_size=spec.vocab_size,
+            tie_word_embeddings=True,
+        )
+        module = LlamaForCausalLM(llama)
+    return torch.nn.Module.eval(torch.nn.Module.to(module, device))
 
 
 def bench_engine(
