@@ -76,7 +76,7 @@ NOBODY = Watch()
 
 
 @dataclass(frozen=True)
-class Episode:
+class Trajectory:
     """One rollout. `f` and `size` begin with the whole candidate set."""
 
     mask: np.ndarray  # [K] bool, what is left at the end
@@ -114,7 +114,7 @@ class Rollouts:
         self.actions.append(actions)
         self.f.append(env.f.copy())
 
-    def run(self, watch: Watch = NOBODY) -> list[Episode]:
+    def run(self, watch: Watch = NOBODY) -> list[Trajectory]:
         """To the end, from where `watch.path` has them if it does."""
         path = watch.path
         if path is not None:
@@ -139,7 +139,7 @@ class Rollouts:
         """Spent by the processes before this one."""
         return self._seconds
 
-    def _episode(self, i: int) -> Episode:
+    def _episode(self, i: int) -> Trajectory:
         cuts: list[tuple[int, ...]] = []
         mask = np.ones(self.task.K, dtype=bool)
         size = [self.task.K]
@@ -155,7 +155,7 @@ class Rollouts:
             cuts.append(tuple(cut.tolist()))
             size.append(int(mask.sum()))
         f = np.array([f[i] for f in self.f[: len(size)]])
-        return Episode(mask, f, np.array(size), tuple(cuts))
+        return Trajectory(mask, f, np.array(size), tuple(cuts))
 
     # ---- leaving and coming back ------------------------------------------------------------------------------------
 

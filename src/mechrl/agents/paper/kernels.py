@@ -41,7 +41,7 @@ def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tens
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
 
-class Pool(torch.autograd.Function):
+class SumAndMax(torch.autograd.Function):
     """Sum and maximum with a gradient into the table; group g reads table g."""
 
     @staticmethod
@@ -52,11 +52,10 @@ class Pool(torch.autograd.Function):
         return total, top
 
     @staticmethod
-    def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:
         rows, place = ctx.saved_tensors
-        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(
-            2, rows, 1.0
-        )  # wrong for the last row, which has no gradient
+        # wrong for the last row, which has no gradient
+        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(2, rows, 1.0)
         return (bag.mT @ d_total).scatter_add_(1, place, d_top), None, None, None
 
 
@@ -144,7 +143,7 @@ class Picks(torch.autograd.Function):
         return log_probs.gather(2, pick[..., None])[..., 0], entropy
 
     @staticmethod
-    def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
         first, shift, weight, log_probs, entropy, pick, count = ctx.saved_tensors
         p = log_probs.exp()
         d_score = (
