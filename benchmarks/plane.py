@@ -51,7 +51,7 @@ def measured(reproduced: Path, planner: Path) -> dict[str, dict[str, dict[Cell, 
         ):
             point = (r["passes"], r["edges_pruned"], r["f_test"]) if r["reached"] else None
             found[a["target"]].setdefault(a["method"], {})[a["behaviour"], a["seed"]] = point
-    for row in read(planner) if planner.exists() else []:
+    for row in read(planner):
         if row["method"] != "planner" or row["model"] != "smollm2" or "edges" not in row:
             continue
         fresh = row["holds_on"] == "fresh"

@@ -61,7 +61,7 @@ def run(
     label = Path(model_name).stem if "/" in model_name else model_name
     for draw, name, method in cells:
         cell = dict(model=label, behaviour=name, draw=draw, method=method, holds_on=holds_on)
-        done = [{key: row[key] for key in cell} for row in (read(path) if path.exists() else [])]
+        done = [{key: row[key] for key in cell} for row in read(path)]
         if cell in done or (claims is not None and not claimed(claims, json.dumps(cell))):
             continue
         began = time.process_time()
@@ -101,7 +101,7 @@ def predict(out: Path, claims: Path | None, model_name: str, names: Sequence[str
         keep_to_share()
     model, network = load_model(model_name), load_planner(shipped("smollm2"))
     for name in names:
-        done = {row["behaviour"] for row in (read(path) if path.exists() else [])}
+        done = {row["behaviour"] for row in read(path)}
         if name in done or (claims is not None and not claimed(claims, name)):
             continue
         append(path, assess(network, walk(model, get_behaviour(name), 0, WALK).records))
