@@ -55,7 +55,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ArchivedCell:
     """A cell as it was written, and its circuit, if it found one."""
 
     name: str
@@ -66,10 +66,10 @@ class Row:
 # ---- to and from one file -------------------------------------------------------------------------------------------
 
 
-def read(archive: Path) -> Iterator[Row]:
+def read(archive: Path) -> Iterator[ArchivedCell]:
     with lzma.open(archive / CELLS, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield Row(**json.loads(line))
+            yield ArchivedCell(**json.loads(line))
 
 
 def pack(run: Path, archive: Path) -> int:
@@ -139,7 +139,7 @@ def repeated(names: list[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
-def mistakes_of(row: Row) -> Iterator[str]:
+def mistakes_of(row: ArchivedCell) -> Iterator[str]:
     """A cell against its seal and its name, and against its circuit."""
     cell = row.cell
     if cell.get("sha256") != checksum(cell):
@@ -171,7 +171,7 @@ def group_of(table: str) -> str:
     return matched[1] if matched else ""
 
 
-def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[Row]) -> Iterator[str]:
+def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[ArchivedCell]) -> Iterator[str]:
     """Every line's numbers against mean and deviation of the rows it is made of."""
     by_line: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -189,9 +189,8 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal that cannot show ≥ is no reason to fail
+        # a terminal that cannot show ≥ is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     # an orderly end: half-written files are removed and the terminal gets its cursor back
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

@@ -83,9 +83,8 @@ class Engine:
         self.readout = Readout(model, self.cache)
         self.clean_log_probs = self.readout.log_probs  # [B, V]
         self.kl_cut = float(self.readout.kl(self.cache.corrupt_logits[None])[0].mean())
-        self.fused = kernels.available(
-            self.cache.input_difference, self.cache.n_positions
-        )  # by a CUDA device's kernels
+        # by a CUDA device's kernels
+        self.fused = kernels.available(self.cache.input_difference, self.cache.n_positions)
 
     @cached_property
     def cpu(self) -> CpuBackend:

@@ -37,9 +37,8 @@ class ManyEngines:
         if self.fused:
             self.edge_set = EdgeSet(model.graph, np.unique(np.concatenate(self.edges)))
             self._columns = [np.searchsorted(self.edge_set.edges, e) for e in self.edges]
-            self._own_column = np.zeros(
-                (len(engines), len(self.edge_set.edges)), dtype=np.int64
-            )  # the way back
+            # the way back
+            self._own_column = np.zeros((len(engines), len(self.edge_set.edges)), dtype=np.int64)
             for own, columns in zip(self._own_column, self._columns, strict=True):
                 own[columns] = np.arange(len(columns))
             cache = join(caches)
@@ -132,9 +131,8 @@ class ManyEngines:
     def _chunk(self, which: np.ndarray, array: np.ndarray) -> Tensor:
         plan = make_plan(self.edge_set, array, group=which)
         run = FusedRun(self._context, plan)
-        distance = self._share.new_ones(
-            plan.n_outputs + 1
-        )  # 1 − f; first the circuits that are their corrupted selves
+        # 1 − f; first the circuits that are their corrupted selves
+        distance = self._share.new_ones(plan.n_outputs + 1)
         if plan.n_outputs:
             final = run.forward(self._inputs(run, which))
             job, pair = self._outputs(plan)

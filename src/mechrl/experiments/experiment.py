@@ -27,13 +27,8 @@ from mechrl.report.tables import Table
 from mechrl.signals import stop_signals
 
 _LINE_EVERY = 10.0  # seconds
-_GROUPS = (
-    "built-in",
-    "every",
-    "all",
-    "train",
-    "held-out",
-)  # `every`: other wordings as well; `built-in`: relations too
+# `every`: other wordings as well; `built-in`: relations too
+_GROUPS = ("built-in", "every", "all", "train", "held-out")
 
 
 @dataclass(frozen=True)

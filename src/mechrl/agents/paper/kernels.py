@@ -178,10 +178,8 @@ def scores_backward_torch(
     for g in range(len(first)):
         for u in range(0, int(count[g]), step):
             here = slice(u, min(u + step, int(count[g])))
-            part, d = (
-                torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u]),
-                d_score[g, here],
-            )  # 1 or 0
+            part = torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u])  # 1 or 0
+            d = d_score[g, here]
             of_states[g, here] = (part @ d[..., None])[..., 0]
             of_edges[g] += part.mul_(d[:, None]).sum(0)
     return of_edges, of_states
@@ -261,9 +259,8 @@ def project_torch(gram: Tensor, order: Tensor) -> Tensor:
     coefficients = torch.eye(T, dtype=gram.dtype, device=gram.device)
     for j in order.T:  # for every i another one
         dot = (coefficients * gram[j]).sum(1)
-        conflict = (dot < 0) & (
-            j != itself
-        )  # a zero gradient has no negative product, so nothing is divided by zero
+        # a zero gradient has no negative product, so nothing is divided by zero
+        conflict = (dot < 0) & (j != itself)
         coefficients[itself, j] -= torch.where(conflict, dot / gram[j, j], 0.0)
     return coefficients
 
@@ -294,9 +291,8 @@ if triton is not None:
         table += tl.load(task + g).to(tl.int64) * R * H
         rows += (g.to(tl.int64) * U + u)[:, None] * n_items
         first = tl.program_id(2) * per_chunk
-        end = tl.where(
-            start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first
-        )  # padding: nothing to do
+        # padding: nothing to do
+        end = tl.where(start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first)
         sums = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         best = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         where = tl.full([block_u, block_i, block_h], R - 1, dtype=tl.int32)
