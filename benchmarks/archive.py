@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from mechrl.errors import MechRLError
 from mechrl.experiments import compare_tables
 from mechrl.experiments.cells import Cell, checksum
@@ -53,7 +55,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ArchivedCell:
     """A cell as it was written, and its circuit, if it found one."""
 
     name: str
@@ -64,14 +66,14 @@ class Row:
 # ---- to and from one file -------------------------------------------------------------------------------------------
 
 
-def read(archive: Path) -> Iterator[Row]:
+def read(archive: Path) -> Iterator[ArchivedCell]:
     with lzma.open(archive / CELLS, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield Row(**json.loads(line))
+            yield ArchivedCell(**json.loads(line))
 
 
 def pack(run: Path, archive: Path) -> int:
-    """What `mechrl reproduce --out RUN` has done, with its tables as CSV and Markdown and its figures as PNG; the number of cells."""
+    """What `mechrl reproduce --out RUN` has done, with tables as CSV and Markdown and figures as lossless WebP; the number of cells."""
     if not (run / "cells").is_dir():
         raise MechRLError(f"{run}: no cells; give the folder that `mechrl reproduce --out` filled")
     rows = []
@@ -81,11 +83,17 @@ def pack(run: Path, archive: Path) -> int:
         found = cell.get("result", {}).get("circuit")
         circuit = None if found is None else json.loads(gzip.decompress((run / found).read_bytes()))
         rows.append(json.dumps({"name": path.stem, "cell": cell, "circuit": circuit}, ensure_ascii=False))
-    write_atomically(archive / CELLS, lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=6))
-    for kind, suffixes in (("tables", (".csv", ".md")), ("figures", (".png",))):
-        for path in sorted((run / kind).iterdir()) if (run / kind).is_dir() else []:
-            if path.suffix in suffixes:
-                write_atomically(archive / kind / path.name, path.read_bytes())
+    write_atomically(
+        archive / CELLS,
+        lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=9 | lzma.PRESET_EXTREME),
+    )
+    for path in sorted((run / "tables").glob("*.*")):
+        if path.suffix in (".csv", ".md"):
+            write_atomically(archive / "tables" / path.name, path.read_bytes())
+    for path in sorted((run / "figures").glob("*.png")):
+        picture = io.BytesIO()
+        Image.open(path).convert("RGB").save(picture, "WEBP", lossless=True, quality=100, method=6)
+        write_atomically(archive / "figures" / f"{path.stem}.webp", picture.getvalue())
     return len(rows)
 
 
@@ -131,7 +139,7 @@ def repeated(names: list[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
-def mistakes_of(row: Row) -> Iterator[str]:
+def mistakes_of(row: ArchivedCell) -> Iterator[str]:
     """A cell against its seal and its name, and against its circuit."""
     cell = row.cell
     if cell.get("sha256") != checksum(cell):
@@ -163,7 +171,7 @@ def group_of(table: str) -> str:
     return matched[1] if matched else ""
 
 
-def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[Row]) -> Iterator[str]:
+def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[ArchivedCell]) -> Iterator[str]:
     """Every line's numbers against mean and deviation of the rows it is made of."""
     by_line: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -59,7 +59,7 @@ def run(
     label = Path(model_name).stem if "/" in model_name else model_name
     for draw, name, method in cells:
         cell = dict(model=label, behaviour=name, draw=draw, method=method, holds_on=holds_on)
-        done = [{key: row[key] for key in cell} for row in (read(path) if path.exists() else [])]
+        done = [{key: row[key] for key in cell} for row in read(path)]
         if cell in done or (claims is not None and not claimed(claims, json.dumps(cell))):
             continue
         began = time.process_time()

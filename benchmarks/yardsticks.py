@@ -104,7 +104,7 @@ def run(given: argparse.Namespace) -> None:
             for method in methods:
                 cell = {"kind": "ranking" if ranks else "search", "model": given.name or given.model}
                 cell |= {"behaviour": behaviour.name, "draw": draw, "method": method}
-                done = read(path) if path.exists() else []
+                done = read(path)
                 if cell in [{key: row[key] for key in cell} for row in done]:
                     continue
                 row = cell | about | measure(model, behaviour, draw, method, given)

@@ -13,15 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mechrl.engine.engine import HasTokens
 from mechrl.models.base import Model
 
 
 def slow_circuit_logits(model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor) -> Tensor:
     """[N, V] logits at the last position of the circuit `mask` [E], bool or float, run on the clean tokens."""
     return slow_circuit_logits_everywhere(model, clean_tokens, corrupt_tokens, mask)[:, -1]
+
+
+def slow_logits(model: Model, pairs: HasTokens, mask: np.ndarray | Tensor) -> Tensor:
+    """[N, V] the same for pairs, one by one: lengths may differ."""
+    rows = [
+        slow_circuit_logits(model, torch.tensor([a]), torch.tensor([b]), torch.as_tensor(mask))
+        for a, b in zip(pairs.clean, pairs.corrupt, strict=True)
+    ]
+    return torch.cat(rows)
 
 
 def slow_circuit_logits_everywhere(

@@ -9,16 +9,8 @@ import torch
 from mechrl.engine import Engine
 from mechrl.engine.dense import BUCKETS, FewCircuits, bucket_of
 from mechrl.engine.run_gpu import GpuBackend
-from tests.slow import slow_circuit_logits
+from tests.slow import slow_logits
 from tests.tiny import KINDS, tiny, tiny_pairs
-
-
-def slow(model, pairs, mask) -> torch.Tensor:
-    rows = [
-        slow_circuit_logits(model, torch.tensor([a]), torch.tensor([b]), torch.as_tensor(mask))
-        for a, b in zip(pairs.clean, pairs.corrupt, strict=True)
-    ]
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,7 +23,7 @@ def test_boolean_and_real_masks_equal_the_slow_twin(kind, ragged):
         with torch.no_grad():
             logits = model.unembed(few.final(masks, every))[:, engine.cache.inverse]
         for mask, ours in zip(masks, logits, strict=True):
-            assert (ours - slow(model, pairs, mask)).abs().max() < 1e-9
+            assert (ours - slow_logits(model, pairs, mask)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,19 +16,10 @@ from mechrl.engine.memory import fitting
 from mechrl.engine.plan import make_plan
 from mechrl.errors import MechRLError, OutOfMemory
 from mechrl.models import gpt2, llama, load_model
-from tests.slow import slow_circuit_logits
+from tests.slow import slow_logits
 from tests.tiny import KINDS, TinyPairs, hugging_face, tiny, tiny_pairs
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-
-
-def slow(model, pairs, mask) -> torch.Tensor:
-    """Pair by pair: lengths may differ."""
-    rows = [
-        slow_circuit_logits(model, torch.tensor([a]), torch.tensor([b]), torch.as_tensor(mask))
-        for a, b in zip(pairs.clean, pairs.corrupt, strict=True)
-    ]
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +83,7 @@ def test_random_masks_equal_the_slow_twin(kind, seed, ragged, prefix):
     masks = rng.random((2, model.graph.n_edges)) < density[:, None]
     logits = Engine(model, pairs).logits(masks)
     for mask, ours in zip(masks, logits, strict=True):
-        assert (ours - slow(model, pairs, mask)).abs().max() < 1e-9
+        assert (ours - slow_logits(model, pairs, mask)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +100,7 @@ def test_mask_gradients_equal_the_slow_twins_and_finite_differences(kind, ragged
         whole = torch.zeros(model.graph.n_edges, dtype=torch.float64)
         whole[edges] = torch.tensor(weights[i])
         whole.requires_grad_()
-        value = engine.kl_objective(slow(model, pairs, whole)[None])[0]
+        value = engine.kl_objective(slow_logits(model, pairs, whole)[None])[0]
         (expected,) = torch.autograd.grad(value.mean(), whole)
         assert torch.allclose(result.value[i], value.detach(), atol=1e-10)
         assert torch.allclose(result.gradient[i], expected[edges], atol=1e-10)
@@ -318,7 +309,7 @@ def test_gradients_at_sparse_masks_equal_the_slow_twins(kind, seed, groups):
     found = result.gradient if groups is None else result.gradient.sum(1)
     for i in range(2):
         whole = torch.tensor(weights[i], requires_grad=True)
-        value = engine.kl_objective(slow(model, pairs, whole)[None])[0]
+        value = engine.kl_objective(slow_logits(model, pairs, whole)[None])[0]
         (expected,) = torch.autograd.grad(value.mean(), whole)
         assert torch.allclose(result.value[i], value.detach(), atol=1e-10)
         assert torch.allclose(found[i], expected, atol=1e-10)

@@ -89,6 +89,19 @@ def test_the_planner_stands_beside_the_others_on_their_cells(script, tmp_path: P
     ]
 
 
+def test_rows_are_read_as_they_were_packed(script, tmp_path: Path) -> None:
+    rows, path = script("rows"), tmp_path / "rows.jsonl"
+    assert rows.read(path) == []
+    some = [{"cell": i, "f": 0.1 * i} for i in range(5)]
+    rows.append(path, some[:3])
+    rows.pack(path)
+    assert not path.exists() and rows.read(path) == some[:3]
+    rows.append(path, some[3:])  # a run goes on beside what was packed
+    assert rows.read(path) == some
+    rows.pack(path)
+    assert rows.read(path) == some
+
+
 def test_pages_are_filled_with_tables(script) -> None:
     make = script("make")
     page = "a\n<!-- made: plane -->\nold\n<!-- end -->\nb\n<!-- made: planner -->\n<!-- end -->\n"

@@ -42,12 +42,10 @@ from mechrl.files.sealed import read_sealed, sealed
 Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "gim", "relp", "mask-gradients", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
+STEPS = 5  # m, the paper's
 NEGATIVE = 0.3
-ORDERS = (
-    0.0,
-    NEGATIVE,
-    1.0,
-)  # weights of negative scores in `strength`: such edges are cut first, early, or like others
+# weights of negative scores in `strength`: such edges go first, early, or like others
+ORDERS = (0.0, NEGATIVE, 1.0)
 
 _CUTS_AT_ONCE = 256  # masks in one call of `exact`
 
@@ -75,7 +73,7 @@ def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.
 
 
 def eap_ig_inputs(
-    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+    engine: Engine, objective: Objective, steps: int = STEPS, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
     """[E] EAP-IG on inputs: D from the two ends, the gradient averaged over interpolated token embeddings."""
     return _eap_ig_inputs(engine, [objective], steps, convention)[0]
@@ -92,7 +90,7 @@ def _eap_ig_inputs(
 
 
 def eap_ig_activations(
-    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+    engine: Engine, objective: Objective, steps: int = STEPS, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
     """[E] EAP-IG on activations: interpolates one group of nodes (the input, a layer's heads, an MLP) and recomputes the rest.
 
@@ -118,7 +116,7 @@ def integrated_mask_gradients(
     edges: np.ndarray | None = None,
     mask: np.ndarray | None = None,
     objective: Objective | None = None,
-    steps: int = 5,
+    steps: int = STEPS,
 ) -> np.ndarray:
     """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM; 0 for edges that the circuit `mask` [n] lacks.
 
@@ -153,7 +151,7 @@ def attribute(
     pairs: Pairs,
     metric: Metric,
     method: Method = "eap-ig-inputs",
-    steps: int = 5,
+    steps: int = STEPS,
     convention: Convention = "from-corrupt",
 ) -> np.ndarray:
     """[E] scores by the name of a method and of a metric."""
@@ -174,69 +172,41 @@ def attribute(
 # ---- cache ----------------------------------------------------------------------------------------------------------
 
 
-def cached(
-    engine: Engine,
-    pairs: Pairs,
-    metric: Metric,
-    method: Method = "eap-ig-inputs",
-    steps: int = 5,
-    convention: Convention = "from-corrupt",
-) -> np.ndarray:
-    """`attribute`, from the disk cache if possible.
+def cached(engine: Engine, pairs: Pairs, metric: Metric) -> np.ndarray:
+    """[E] EAP-IG on inputs, from the disk cache if possible.
 
     Passes are charged either way: a method's cost must not depend on what ran before.
     """
-    return cached_by(engine, pairs, [metric], method, steps, convention)[0]
+    return cached_by(engine, pairs, [metric])[0]
 
 
-def cached_by(
-    engine: Engine,
-    pairs: Pairs,
-    metrics: Sequence[Metric],
-    method: Method = "eap-ig-inputs",
-    steps: int = 5,
-    convention: Convention = "from-corrupt",
-) -> list[np.ndarray]:
-    """`cached` for several metrics. Shared work is done once, but charged for each."""
+def cached_by(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
+    """`cached` for several metrics. What they share is computed once, and charged for each."""
     folder = cache_folder() / "scores"
     found: dict[Metric, np.ndarray] = {}
     unknown: dict[Metric, tuple[Path, str]] = {}
     for metric in metrics:
-        what = _determinants(engine, pairs, metric, method, steps, convention)
+        what = _determinants(engine, pairs, metric)
         path = folder / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
         if (known := _read(path, what, engine.graph.n_edges)) is None:
             unknown[metric] = path, what
         else:
             found[metric], passes = known
             engine.ledger.charge(passes)
-    before = engine.passes
-    found |= zip(unknown, _attribute_by(engine, pairs, list(unknown), method, steps, convention), strict=True)
-    for metric, (path, what) in unknown.items():
+    if unknown:
+        before = engine.passes
+        objectives = [loss(metric, pairs, engine) for metric in unknown]
+        found |= zip(unknown, _eap_ig_inputs(engine, objectives, STEPS, "from-corrupt"), strict=True)
         passes = (engine.passes - before) / len(unknown)
-        with suppress(CannotWrite):  # a full or read-only disk only costs time
-            write_atomically(path, sealed({"scores": found[metric]}, {"what": what, "passes": repr(passes)}))
+        for metric, (path, what) in unknown.items():
+            about = {"what": what, "passes": repr(passes)}
+            with suppress(CannotWrite):  # a full or read-only disk only costs time
+                write_atomically(path, sealed({"scores": found[metric]}, about))
     return [found[metric] for metric in metrics]
 
 
-def _attribute_by(
-    engine: Engine,
-    pairs: Pairs,
-    metrics: Sequence[Metric],
-    method: Method,
-    steps: int,
-    convention: Convention,
-) -> list[np.ndarray]:
-    if method == "eap-ig-inputs" and metrics:
-        objectives = [loss(metric, pairs, engine) for metric in metrics]
-        return _eap_ig_inputs(engine, objectives, steps, convention)
-    return [attribute(engine, pairs, metric, method, steps, convention) for metric in metrics]
-
-
-def _determinants(
-    engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
-) -> str:
-    """Everything that the scores depend on."""
-    stepped = method in ("eap-ig-inputs", "eap-ig-activations", "mask-gradients")
+def _determinants(engine: Engine, pairs: Pairs, metric: Metric) -> str:
+    """All that the scores depend on."""
     return json.dumps(
         {
             "version": mechrl.__version__,
@@ -247,9 +217,9 @@ def _determinants(
             "pairs": [pairs.clean, pairs.corrupt],
             "answers": None if metric == "kl" else [pairs.answers, pairs.foils],
             "metric": metric,
-            "method": method,
-            "steps": steps if stepped else None,
-            "convention": convention if stepped and method != "mask-gradients" else None,
+            "method": "eap-ig-inputs",
+            "steps": STEPS,
+            "convention": "from-corrupt",
         },
         sort_keys=True,
     )
@@ -289,11 +259,12 @@ def _gradient(
     weights: np.ndarray,
     objective: Objective | None,
     edges: np.ndarray | None = None,
-    against_full: bool = False,
     rules: Rules | None = None,
 ) -> np.ndarray:
-    found = engine.gradient(weights, edges, objective, against_full, rules=rules)
-    return found.gradient.double().cpu().numpy()
+    found: np.ndarray = (
+        engine.gradient(weights, edges, objective, rules=rules).gradient.double().cpu().numpy()
+    )
+    return found
 
 
 def _mean(values: torch.Tensor) -> np.ndarray:

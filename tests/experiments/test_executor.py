@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,18 +145,23 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
-def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
-    options = "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5,6,7 --pairs 4 --device cpu"
-    command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--out", str(tmp_path), "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
-    cells = tmp_path / "cells"
+def begin(options: str, out: Path) -> tuple[list[str], dict[str, str], Callable[[], dict], subprocess.Popen]:
+    """A command whose first cell is there: its words and environment, its finished cells at any time, its process."""
+    command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--out", str(out), "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(out / "cache")}
 
     def finished() -> dict[str, bytes]:
-        return {p.name: p.read_bytes() for p in cells.glob("circuit-*.json")} if cells.exists() else {}
+        return {p.name: p.read_bytes() for p in out.glob("cells/circuit-*.json")}
 
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     until(finished)
+    return command, environment, finished, first
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
+    options = "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5,6,7 --pairs 4 --device cpu"
+    command, environment, finished, first = begin(options, tmp_path)
     (worker,) = workers_of(first.pid)
     os.kill(worker, signal.SIGKILL)
     until(lambda: len(finished()) > 2 and worker not in workers_of(first.pid))

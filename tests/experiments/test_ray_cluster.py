@@ -22,7 +22,7 @@ from mechrl.experiments.cells import Workspace
 from mechrl.experiments.executor import CellProgress
 from mechrl.experiments.ray_cluster import RayExecutor
 from tests.experiments import work_jobs
-from tests.experiments.test_executor import alive, attempts, cell, until
+from tests.experiments.test_executor import alive, attempts, begin, cell, until
 
 pytest.importorskip("ray", reason="needs Ray: pip install -e '.[cluster]'")
 
@@ -135,15 +135,8 @@ def actors() -> list[int]:
 @pytest.mark.slow
 def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
     options = "compare --behaviours acronyms --methods greedy,top-n --targets discovery --seeds 0,1,2,3,4,5 --pairs 4 --ray local"
-    command = [sys.executable, "-m", "mechrl.cli", *options.split(), "--out", str(tmp_path), "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MECHRL_CACHE": str(tmp_path / "cache")}
-
-    def finished() -> dict[str, bytes]:
-        return {p.name: p.read_bytes() for p in tmp_path.glob("cells/circuit-*.json")}
-
     others = set(actors())
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-    until(finished)
+    command, environment, finished, first = begin(options, tmp_path)
     (mine,) = set(actors()) - others
     os.kill(mine, signal.SIGKILL)
     n = len(finished())

@@ -54,15 +54,15 @@ def test_the_paper_agrees_with_itself(tmp_path: Path) -> None:
     assert {a.behaviour for a in found} == set(paper.COMPARISON)
     rows = by_name(all_tables(view))
     assert len(rows) == 13 and all(row["agrees"] for row in rows["table-13-agreement"])
-    for row in rows["table-4-per-behaviour"]:  # ACDC: the paper's choice among its thresholds, from the sweep
-        edges, f, passes = paper.COMPARISON[row["behaviour"]]["acdc"]
+    for row in rows["table-4-per-behaviour"]:  # ACDC: the paper's choice among its thresholds, from its sweep
+        edges, f, passes = paper.COMPARISON[row["behaviour"]].acdc
         assert (
             row["ACDC, whole graph: edges"]["mean"] == edges
             and row["ACDC, whole graph: passes"]["mean"] == passes
         )
         assert row["ACDC, whole graph: f"]["mean"] == pytest.approx(f, abs=0.006)
     assert [row["the paper: f"] for row in rows["table-3-transfer"]] == [
-        v["zero_shot"][0] for v in paper.TRANSFER.values()
+        v.zero_shot[0] for v in paper.TRANSFER.values()
     ]
 
 

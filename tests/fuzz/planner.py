@@ -90,9 +90,9 @@ def make_left(folder: Path) -> None:
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91
-    SavedSession(OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, False, 12.5, 3.0).write(
-        folder / "planner.safetensors"
-    )
+    SavedSession(
+        OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, False, 12.5, 3.0
+    ).write(folder / "planner.safetensors")
 
 
 def read_left(folder: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from mechrl.engine import Engine, ManyEngines, kernels, run_gpu
 from mechrl.engine import many as module_of_many
 from mechrl.engine.memory import budget
+from tests.many import gains_of, mask_gradients
 from tests.tiny import KINDS, TinyPairs, tiny, tiny_pairs
 
 pytestmark = [
@@ -39,7 +40,7 @@ def test_few_circuits_without_a_plan_equal_the_cpu(kind, n, monkeypatch):
         found, expected = engine.gradient(weights, edges), reference.gradient(weights, edges)
         assert (found.value.cpu() - expected.value).abs().max() < 1e-4
         assert _off(found.gradient, expected.gradient) < 1e-4
-    assert engine.gpu.few.n_runs > 0
+    assert engine.gpu.few._runs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,7 +207,7 @@ def test_a_chunk_of_many_behaviours_that_does_not_fit_is_split(monkeypatch):
     batches, E = [tiny_pairs(4, 6, 1, prefix=1), tiny_pairs(5, 4, 3)], model.graph.n_edges
     many = ManyEngines([Engine(model, pairs, tf32=False) for pairs in batches], [np.arange(E)] * 2)
     which, masks = rng.integers(0, 2, 20), rng.random((20, E)) < 0.5
-    f, gains = many.faithfulness(which, masks), many.gains(which, masks)
+    f, gains = many.faithfulness(which, masks), gains_of(many, which, masks)
     for name in ("_chunk", "_gradient_chunk"):
         run = getattr(many, name)
 
@@ -217,7 +218,7 @@ def test_a_chunk_of_many_behaviours_that_does_not_fit_is_split(monkeypatch):
 
         monkeypatch.setattr(many, name, short_of_memory)
     assert np.allclose(many.faithfulness(which, masks), f, atol=1e-5)
-    assert np.allclose(many.gains(which, masks), gains, atol=1e-5)
+    assert np.allclose(gains_of(many, which, masks), gains, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,25 +235,24 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
     many = ManyEngines([Engine(model, pairs) for pairs in batches], edges)
     expected = ManyEngines([Engine(exact, pairs) for pairs in batches], edges)
     assert many.fused and not expected.fused
-    scores = expected.mask_gradients(which, masks, [0.3, 0.9])
-    ours = many.mask_gradients(which, masks, [0.3, 0.9])
+    scores = mask_gradients(expected, which, masks, [0.3, 0.9])
+    ours = mask_gradients(many, which, masks, [0.3, 0.9])
     assert ours.shape == masks.shape and _off(ours, scores) < 1e-4
-    gains = expected.gains(which, masks)
-    assert _off(many.gains(which, masks), gains) < 1e-4
+    gains = gains_of(expected, which, masks)
+    assert _off(gains_of(many, which, masks), gains) < 1e-4
     assert [e.passes for e in many.engines] == pytest.approx([e.passes for e in expected.engines])
-    monkeypatch.setattr(module_of_many, "_GRADIENT_MEMORY", 1)  # one circuit per chunk
-    assert _off(many.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
-    assert _off(many.gains(which[:6], masks[:6]), gains[:6]) < 1e-4
-    # charged separately
-    again = [9 * e.n_pairs / 20 * (which[:6] == g).sum() for g, e in enumerate(many.engines)]
+    monkeypatch.setattr(module_of_many, "_GRADIENT_MEMORY", 1)  # every circuit by itself
+    assert _off(mask_gradients(many, which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 1e-4
+    assert _off(gains_of(many, which[:6], masks[:6]), gains[:6]) < 1e-4
+    again = [9 * e.n_pairs / 20 * (which[:6] == g).sum() for g, e in enumerate(many.engines)]  # by themselves
     assert [e.passes for e in many.engines] == pytest.approx(
         [e.passes + a for e, a in zip(expected.engines, again, strict=True)]
     )
     half = ManyEngines([Engine(model, pairs, half=True) for pairs in batches], edges)
     half.faithfulness(which, masks)
-    assert _off(half.mask_gradients(which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11
-    masks[:3] = False  # for circuits without edges no MLP has a gradient
-    assert _off(half.gains(which[:6], masks[:6]), expected.gains(which[:6], masks[:6])) < 12 * 2**-11
+    assert _off(mask_gradients(half, which[:6], masks[:6], [0.3, 0.9]), scores[:6]) < 12 * 2**-11
+    masks[:3] = False  # of circuits without an edge no MLP has a gradient
+    assert _off(gains_of(half, which[:6], masks[:6]), gains_of(expected, which[:6], masks[:6])) < 12 * 2**-11
 
 
 @pytest.mark.parametrize("kind", KINDS)

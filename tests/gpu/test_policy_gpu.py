@@ -16,7 +16,7 @@ from mechrl.agents.paper.deploy import Rollouts, Watch
 from mechrl.agents.paper.env import BATCH_SIZES, EnvConfig
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.policy_batched import Actor, Choice, copies
-from mechrl.agents.paper.policy_replay import Layout, Record, evaluate, replay
+from mechrl.agents.paper.policy_replay import Layout, Transitions, evaluate, replay
 from mechrl.agents.paper.policy_tables import States, Tables
 from mechrl.agents.paper.ppo import PPOConfig, Trainer
 from mechrl.files import write_atomically
@@ -147,7 +147,7 @@ def test_replay_and_its_gradients_equal_the_cpus(monkeypatch):
         t = to(tables, device)
         t = replace(t, edges=t.edges.to(dtype), nodes=t.nodes.to(dtype), degree=t.degree.to(dtype))
         s = replace(to(states, device), globals=states.globals.to(device, dtype))
-        record = Record.of(t, s, *(a.to(device) for a in actions))
+        record = Transitions.of(t, s, *(a.to(device) for a in actions))
         layout = Layout.of(states.task.numpy(), actions[0].numpy(), np.arange(48), device)
         weights = {n: w.detach().to(device, dtype).requires_grad_() for n, w in copies(policy, 2).items()}
         found = replay(weights, t, record, layout)
@@ -234,8 +234,8 @@ def test_an_iteration_on_the_device_equals_the_cpus_update():
     on_gpu = Trainer(tasks, config, env, Policy(16), "cuda")
     rollout, _ = on_cpu.collect()
     moved = replace(rollout, **{n: getattr(rollout, n).cuda() for n in ("log_prob", "advantage", "target")})
-    record = to(rollout.record, "cuda")
-    moved = replace(moved, record=replace(record, states=to(rollout.record.states, "cuda")))
+    there = to(rollout.transitions, "cuda")
+    moved = replace(moved, transitions=replace(there, states=to(rollout.transitions.states, "cuda")))
     ours, expected = on_gpu.update(moved), on_cpu.update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for a, b in zip(on_gpu.parameters, on_cpu.parameters, strict=True):

@@ -209,10 +209,6 @@ class FewCircuits:
         self._runs: dict[tuple[int, bool], Dense] = {}
         self._places: tuple[np.ndarray, Tensor] | None = None
 
-    @property
-    def n_runs(self) -> int:
-        return len(self._runs)
-
     def final(self, values: np.ndarray, edges: np.ndarray) -> Tensor:
         """[C, B, d] the normalised final streams of circuits [C, n], bool or float, over `edges` [n]. Valid until the next call."""
         run = self._filled(values, edges, gradient=False)

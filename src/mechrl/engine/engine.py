@@ -83,9 +83,8 @@ class Engine:
         self.readout = Readout(model, self.cache)
         self.clean_log_probs = self.readout.log_probs  # [B, V]
         self.kl_cut = float(self.readout.kl(self.cache.corrupt_logits[None])[0].mean())
-        self.fused = kernels.available(
-            self.cache.input_difference, self.cache.n_positions
-        )  # for a CUDA device's kernels
+        # by a CUDA device's kernels
+        self.fused = kernels.available(self.cache.input_difference, self.cache.n_positions)
 
     @cached_property
     def cpu(self) -> CpuBackend:
@@ -174,21 +173,17 @@ class Engine:
         weights: np.ndarray | Tensor,
         edges: np.ndarray | None = None,
         objective: Objective | None = None,
-        against_full: bool = False,
         groups: int | None = None,
         rules: Rules | None = None,
     ) -> Gradient:
         """The objective (default: KL) at real-valued masks, and its gradient with respect to them.
 
-        weights: [C, E], or [C, n] over `edges`, all others cut. An edge of weight 0 still gets a gradient.
-        against_full: multiply d(objective)/d(stream of v) by a_clean(u) − a_corr(u) of the whole model instead of this run's own
-            a_now(u) − a_corr(u), as attribution on interpolated inputs does.
-        groups: split the gradient by groups of consecutive distinct pairs. Not on a GPU; see `ManyEngines`.
-        rules: for the backward pass, instead of true derivatives. Slower on a GPU, whose kernels do not support them.
+        weights: [C, E], or [C, n] over `edges`, all others cut. A weight of 0 still gets its gradient.
+        groups: split the gradient into the parts of this many groups of consecutive distinct pairs. Not on a GPU; see `ManyEngines`.
+        rules: for the backward pass, in place of true derivatives. Slower on a GPU, whose kernels do not have them.
         """
-        return self.gradients(weights, [objective or self.kl_objective], edges, against_full, groups, rules)[
-            0
-        ]
+        objectives = [objective or self.kl_objective]
+        return self.gradients(weights, objectives, edges, groups=groups, rules=rules)[0]
 
     def gradients(
         self,

@@ -151,9 +151,8 @@ def cache_pairs(model: Model, clean: Tokens, corrupt: Tokens) -> PairsCache:
     lengths = [len(a) for a, _ in unique]
     B, T = len(unique), max(lengths)
     device = model.device
-    tokens = np.zeros(
-        (2, B, T), dtype=np.int64
-    )  # padding is never attended to: it comes after every real token
+    # padding is never attended to: it comes after every real token
+    tokens = np.zeros((2, B, T), dtype=np.int64)
     place: list[int] = []
     position: list[int] = []
     last_token: list[int] = []

@@ -70,9 +70,8 @@ class Stage:
 class Plan:
     stages: list[Stage]
     n_circuits: int
-    full_group: (
-        np.ndarray
-    )  # [full slots] each row's batch of pairs; the first slots are the groups' input nodes
+    # [full slots] each row's batch of pairs; the first slots are the groups' input nodes
+    full_group: np.ndarray
     last_group: np.ndarray  # [last slots]
     output: np.ndarray  # [C] job of the logits stage; -1: the circuit is the corrupted run
     row_of: np.ndarray  # [C, S] row of every source; -1: the source stays corrupted

@@ -185,10 +185,8 @@ class CpuRun:
         # streams live for one stage, so without gradients all stages use the same memory
         widest = max((len(stage.full) for stage in plan.stages), default=0)
         self._room = cpu.streams_room(widest) if weight is None else None
-        self._total, self._n_total = (
-            torch.zeros_like(like),
-            0,
-        )  # sum of the rows so far, for circuits that keep everything
+        # of the rows so far, for circuits that keep everything
+        self._total, self._n_total = torch.zeros_like(like), 0
         self._blocks: dict[int, list[Block]] = {}
         with Upload(plan, like.device) as upload:
             self.output = upload([plan.output + 1])

@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 
 from mechrl.errors import MechRLError
 
-MOST = 2**30  # largest file read, in bytes
-_GZIP = b"\x1f\x8b"  # first bytes of a compressed file
-_MOST_ONCE, _MOST_RATIO = (
-    2**26,
-    20,
-)  # a compressed file may expand to this many bytes, or by this factor; text stays below
-_AT_ONCE = 2**24  # bytes decompressed at a time
-_LARGEST = 10**9  # largest whole number in settings
+MOST = 2**30  # bytes of a file that is read at once
+_GZIP = b"\x1f\x8b"  # what a compressed file begins with
+# a compressed file may become so many bytes, or so many times larger: text does not
+_MOST_ONCE, _MOST_RATIO = 2**26, 20
+_AT_ONCE = 2**24  # bytes of it
+_LARGEST = 10**9  # of a whole number in the settings of something
 T = TypeVar("T")
 
 

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from mechrl.files import REPEAT, CannotWrite
 from mechrl.messages import say
 
-PATIENCE, RETRY = (
-    600.0,
-    2.0,
-)  # seconds for which unsaved results are kept, and between two attempts
+# seconds for which something that cannot be saved is kept, and between two attempts
+PATIENCE, RETRY = 600.0, 2.0
 
 
 class Saving:

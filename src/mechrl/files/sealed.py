@@ -19,9 +19,8 @@ _SEAL = "sha256"  # stored as one of the arrays
 
 def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     """The file's bytes."""
-    whole = {
-        name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()
-    }  # turns a number into an array
+    # it makes a number an array
+    whole = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     return _in_order(save(whole | {_SEAL: _checksum(whole, texts)}, dict(texts)))
 
 

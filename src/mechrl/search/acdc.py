@@ -101,18 +101,15 @@ class _Walk:
         graph, edges = problem.model.graph, problem.candidates
         self.source = graph.edge_source[edges]
         receiver = graph.edge_receiver[edges]
-        self.first = np.searchsorted(receiver, receiver)  # [n] first candidate with the same receiver
-        self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[
-            :, receiver
-        ]  # [n] sources that the receiver feeds
-        # the guess: an edge of score at least `cut` stays. It affects only speed, so it is not saved
+        self.first = np.searchsorted(receiver, receiver)  # [n] first place with the same receiver
+        # [n] sources that the receiver feeds
+        self.nodes_from, self.nodes_to = _nodes_of_receivers(graph)[:, receiver]
+        # the guess: an edge of at least `cut` stays. It decides nothing but speed, so it is not saved
         self.strength = np.zeros(len(edges)) if problem.scores is None else np.abs(problem.scores[edges])
         self.cut, self.seen = np.inf, (np.zeros(0), np.zeros(0, dtype=bool))
         self.prefix: tuple[Engine, Prefix] | None = None  # the circuit at the start
-        self.stage, self.columns = (
-            -1,
-            np.zeros(0, dtype=np.int64),
-        )  # places that calls cover, from this stage up
+        # places that calls cover, from this stage up
+        self.stage, self.columns = -1, np.zeros(0, dtype=np.int64)
         if state is None:
             self.alive = np.ones(len(edges), dtype=bool)
             self.order: list[int] = []

@@ -98,9 +98,8 @@ class _Descent:
         # d sp / d log α = −k (1 − k) / n with k = P(z > 0)
         gradient += (self.multipliers[0] + 2 * self.multipliers[1] * missing) * kept * (1 - kept) / len(kept)
         self.log_alpha = self.log_alpha - self.adam.change(gradient, learning_rate, _EPS)
-        lack = max(
-            missing, 0.0
-        )  # the multipliers only ascend: they were needed once, and the target will rise
+        # the multipliers only ascend: they were needed once, and the target will rise
+        lack = max(missing, 0.0)
         self.multipliers = self.multipliers + multiplier_rate * np.array([lack, lack**2])
         return f
 

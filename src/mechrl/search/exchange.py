@@ -43,9 +43,8 @@ def size_of_groups(edges: int, finer: int = 0) -> int:
     return max(1, round(edges * GROUP) >> finer)
 
 
-Judging = Generator[
-    np.ndarray, np.ndarray, Trade | None
-]  # yields circuits [C, n] bool and is sent their f [C]
+# yields circuits [C, n] bool and is sent their f [C]
+Judging = Generator[np.ndarray, np.ndarray, Trade | None]
 
 
 def exchange(

@@ -65,16 +65,16 @@ def in_double(run: Trainer) -> Rollout:
             p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))
     t = run.tables
     run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
-    states = replace(rollout.record.states, globals=rollout.record.states.globals.double())
+    states = replace(rollout.transitions.states, globals=rollout.transitions.states.globals.double())
     numbers = {name: getattr(rollout, name).double() for name in ("log_prob", "advantage", "target")}
-    return replace(rollout, record=replace(rollout.record, states=states), **numbers)
+    return replace(rollout, transitions=replace(rollout.transitions, states=states), **numbers)
 
 
 def slow_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
     """[P] PPO's loss on these samples as written in the papers, computed by the readable policy, and its gradient."""
     from mechrl.agents.paper.env import Actions
 
-    config, record = run.config, rollout.record
+    config, record = run.config, rollout.transitions
     actions = Actions(*(x[rows].numpy() for x in (record.kind, record.edges, record.node)))
     now = slowly(run.policy, run.tables, record.states[torch.from_numpy(rows)], actions)
     ratio = (now.log_prob - rollout.log_prob[rows]).exp()

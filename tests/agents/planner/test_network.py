@@ -19,6 +19,7 @@ from mechrl.agents.planner.network import (
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from tests.agents.planner.tasks import some_circuit, tiny_start
+from tests.damage import damaged
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +79,7 @@ def test_damaged_files_are_refused_in_one_line(scene, tmp_path: Path) -> None:
     _, seen = scene
     path = tmp_path / "m.safetensors"
     save_model(path, network(seen), {})
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for i in range(60):
-        content = bytearray(whole)
-        for place in rng.integers(0, min(len(whole), 1500), 3):
-            content[place] = rng.integers(256)
-        path.write_bytes(bytes(content[: rng.integers(len(whole))]) if i % 3 == 0 else bytes(content))
+    for _ in damaged(path, 60, 1500):
         try:
             load_model(path)
         except MechRLError as exc:

@@ -76,8 +76,8 @@ NOBODY = Watch()
 
 
 @dataclass(frozen=True)
-class Episode:
-    """One rollout. `f` and `size` start with the whole candidate set."""
+class Trajectory:
+    """One rollout. `f` and `size` begin with the whole candidate set."""
 
     mask: np.ndarray  # [K] bool, the circuit at the end
     f: np.ndarray  # [steps + 1]
@@ -114,8 +114,8 @@ class Rollouts:
         self.actions.append(actions)
         self.f.append(env.f.copy())
 
-    def run(self, watch: Watch = NOBODY) -> list[Episode]:
-        """Runs to the end, resuming from `watch.path` if it holds these rollouts."""
+    def run(self, watch: Watch = NOBODY) -> list[Trajectory]:
+        """To the end, from where `watch.path` has them if it does."""
         path = watch.path
         if path is not None:
             self.restore(path)
@@ -139,7 +139,7 @@ class Rollouts:
         """Seconds spent by earlier processes."""
         return self._seconds
 
-    def _episode(self, i: int) -> Episode:
+    def _episode(self, i: int) -> Trajectory:
         cuts: list[tuple[int, ...]] = []
         mask = np.ones(self.task.K, dtype=bool)
         size = [self.task.K]
@@ -155,7 +155,7 @@ class Rollouts:
             cuts.append(tuple(cut.tolist()))
             size.append(int(mask.sum()))
         f = np.array([f[i] for f in self.f[: len(size)]])
-        return Episode(mask, f, np.array(size), tuple(cuts))
+        return Trajectory(mask, f, np.array(size), tuple(cuts))
 
     # ---- interrupting and resuming -----------------------------------------------------------------------------------
 

@@ -23,8 +23,7 @@ class Features:
 
     edges: np.ndarray  # [K, 16] float32
     nodes: np.ndarray  # [M, 7] float32
-    parent: np.ndarray  # [K] index of every edge's parent among the nodes
-    node_sources: np.ndarray  # [M] the parents, as sources of the graph
+    parent: np.ndarray  # [K] place of every edge's parent among the nodes
 
 
 def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray) -> Features:
@@ -52,7 +51,7 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray) -> Featur
         _over_max(np.bincount(parent, weights=np.abs(scores))),  # 1: aggregate edge score
     ]
     X_e, X_n = (np.column_stack(columns).astype(np.float32) for columns in (edges, nodes))
-    return Features(X_e, X_n, parent, node)
+    return Features(X_e, X_n, parent)
 
 
 def _over_max(x: np.ndarray) -> np.ndarray:

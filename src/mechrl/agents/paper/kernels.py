@@ -41,7 +41,7 @@ def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tens
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
 
-class Pool(torch.autograd.Function):
+class SumAndMax(torch.autograd.Function):
     """Sum and maximum with a gradient into the table; group g reads table g."""
 
     @staticmethod
@@ -52,11 +52,10 @@ class Pool(torch.autograd.Function):
         return total, top
 
     @staticmethod
-    def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, d_total: Tensor, d_top: Tensor) -> tuple[Tensor, None, None, None]:
         rows, place = ctx.saved_tensors
-        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(
-            2, rows, 1.0
-        )  # wrong for the last row, which has no gradient
+        # wrong for the last row, which has no gradient
+        bag = d_total.new_zeros(*rows.shape[:2], ctx.R).scatter_(2, rows, 1.0)
         return (bag.mT @ d_total).scatter_add_(1, place, d_top), None, None, None
 
 
@@ -144,7 +143,7 @@ class Picks(torch.autograd.Function):
         return log_probs.gather(2, pick[..., None])[..., 0], entropy
 
     @staticmethod
-    def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
         first, shift, weight, log_probs, entropy, pick, count = ctx.saved_tensors
         p = log_probs.exp()
         d_score = (
@@ -179,10 +178,8 @@ def scores_backward_torch(
     for g in range(len(first)):
         for u in range(0, int(count[g]), step):
             here = slice(u, min(u + step, int(count[g])))
-            part, d = (
-                torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u]),
-                d_score[g, here],
-            )  # 1 or 0
+            part = torch.gt(first[g], -shift[g, here, :, None], out=on[: here.stop - u])  # 1 or 0
+            d = d_score[g, here]
             of_states[g, here] = (part @ d[..., None])[..., 0]
             of_edges[g] += part.mul_(d[:, None]).sum(0)
     return of_edges, of_states
@@ -262,9 +259,8 @@ def project_torch(gram: Tensor, order: Tensor) -> Tensor:
     coefficients = torch.eye(T, dtype=gram.dtype, device=gram.device)
     for j in order.T:  # a different one for every i
         dot = (coefficients * gram[j]).sum(1)
-        conflict = (dot < 0) & (
-            j != itself
-        )  # a zero gradient has no negative product, so nothing is divided by zero
+        # a zero gradient has no negative product, so nothing is divided by zero
+        conflict = (dot < 0) & (j != itself)
         coefficients[itself, j] -= torch.where(conflict, dot / gram[j, j], 0.0)
     return coefficients
 
@@ -295,9 +291,8 @@ if triton is not None:
         table += tl.load(task + g).to(tl.int64) * R * H
         rows += (g.to(tl.int64) * U + u)[:, None] * n_items
         first = tl.program_id(2) * per_chunk
-        end = tl.where(
-            start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first
-        )  # padding: nothing to do
+        # padding: nothing to do
+        end = tl.where(start < tl.load(count + g), tl.minimum(first + per_chunk, n_items), first)
         sums = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         best = tl.zeros([block_u, block_i, block_h], dtype=tl.float32)
         where = tl.full([block_u, block_i, block_h], R - 1, dtype=tl.int32)

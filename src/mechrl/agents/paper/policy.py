@@ -12,6 +12,7 @@ included.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -75,12 +76,15 @@ class Decision:
 class MLP(nn.Module):
     """Two layers, [in, H] and [H, out], with a ReLU between them."""
 
+    __call__: Callable[..., Tensor]
+
     def __init__(self, n_in: int, width: int, n_out: int) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(n_in, width), nn.Linear(width, n_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))
+        out: Tensor = self.second(torch.relu(self.first(x)))
+        return out
 
 
 class Policy(nn.Module):

@@ -148,7 +148,7 @@ class _Table:
 
     def pool(self, rows: Tensor, group: Tensor, count: Tensor, n: Tensor) -> Pooled:
         """[G, U, H] each, of the rows [G, U, I], n [G] of which are real."""
-        total, top = kernels.Pool.apply(self._raised, rows, group, count)
+        total, top = kernels.SumAndMax.apply(self._raised, rows, group, count)  # type: ignore[no-untyped-call]
         low = self._low[group]
         return total + n[group, None, None] * low, top + low
 

@@ -24,7 +24,7 @@ from mechrl.agents.paper.env import STATE, STOP, EnvConfig, Task, VectorEnv
 from mechrl.agents.paper.pcgrad import orders, pcgrad
 from mechrl.agents.paper.policy import Policy
 from mechrl.agents.paper.policy_batched import Actor, Choice, Weights, copies
-from mechrl.agents.paper.policy_replay import Layout, Record, replay
+from mechrl.agents.paper.policy_replay import Layout, Transitions, replay
 from mechrl.agents.paper.policy_tables import States, Tables
 from mechrl.errors import MechRLError
 from mechrl.files.reading import parse_json
@@ -60,11 +60,11 @@ class PPOConfig:
 class Rollout:
     """`transitions` states and actions, with what PPO needs of them."""
 
-    record: Record
+    transitions: Transitions
     log_prob: Tensor  # [N]
     advantage: Tensor  # [N] whitened per behaviour
-    target: Tensor  # [N] for the value function
-    task: np.ndarray  # [N] the record's tasks and types, on the host
+    target: Tensor  # [N] of the value function
+    task: np.ndarray  # [N] their tasks and types once more, on the host
     kind: np.ndarray  # [N]
 
 
@@ -182,7 +182,7 @@ class Trainer:
         picks = flat(np.array([c.actions.edges for c in choices]))
         node = flat(np.array([c.actions.node for c in choices]))
         rollout = Rollout(
-            Record.of(self.tables, together, flat(kind), picks, node),
+            Transitions.of(self.tables, together, flat(kind), picks, node),
             torch.cat([c.log_prob for c in choices]),
             flat(white).float(),
             flat(advantage + value).float(),
@@ -237,7 +237,7 @@ class Trainer:
         H is the entropy of the type plus the mean entropy of the picks.
         """
         config = self.config
-        now = replay(weights, self.tables, rollout.record, layout)
+        now = replay(weights, self.tables, rollout.transitions, layout)
         sample = layout.row[:, : layout.n_samples]
         advantage = rollout.advantage[sample]
         before = torch.where(layout.real > 0, rollout.log_prob[sample], now.log_prob.detach())

@@ -349,12 +349,15 @@ def additions(n: int) -> list[int]:
 
 
 def _t(x: np.ndarray | float) -> np.ndarray:
-    return np.arcsinh(np.asarray(x) / 0.01)
+    t: np.ndarray = np.arcsinh(np.asarray(x) / 0.01)
+    return t
 
 
 def _t_inverse(x: np.ndarray) -> np.ndarray:
-    return 0.01 * np.sinh(np.clip(x, -8, 8))
+    lost: np.ndarray = 0.01 * np.sinh(np.clip(x, -8, 8))
+    return lost
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
-    return torch.special.ndtr(torch.from_numpy(np.asarray(x, dtype=np.float64))).numpy()
+    p: np.ndarray = torch.special.ndtr(torch.from_numpy(np.asarray(x, dtype=np.float64))).numpy()
+    return p

@@ -160,7 +160,8 @@ class Session:
         for i in range(-1, len(path) - 1):
             now = np.flatnonzero((last == i) & ~gone & ~kept)
             order += now[np.argsort(worth[now], kind="stable")].tolist()
-        return self.start.candidates[np.array(order, dtype=np.int64)].tolist()
+        edges: list[int] = self.start.candidates[np.array(order, dtype=np.int64)].tolist()
+        return edges
 
     # ---- leaving and coming back ------------------------------------------------------------------------------------
 
