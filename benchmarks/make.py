@@ -59,7 +59,8 @@ def made() -> Iterator[tuple[Path, str]]:
         tables["planner"] = in_short(text)
         yield HERE / "planner/tables.md", text
     with tempfile.TemporaryDirectory() as folder:
-        tables["plane"] = printed("plane.py", "--out", Path(folder) / "plane.svg")
+        for name in ("paper", "unseen"):
+            tables[name] = printed("plane.py", name, "--out", folder)
         printed("figures.py", "--out", folder)
         for path in sorted(Path(folder).iterdir()):
             yield ROOT / "docs/images" / path.name, path.read_text()

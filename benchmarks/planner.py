@@ -1,12 +1,12 @@
 """The planner on families of behaviours it was not fitted to, compared with its untrained controls and blockwise search.
 
     python benchmarks/planner.py run OUT [--jobs=2]       episodes and searches, a row each in OUT/rows.jsonl; resumes
-    python benchmarks/planner.py predict OUT [--jobs=2]   predicted and measured effects of edits: OUT/prediction.jsonl
     python benchmarks/planner.py tables OUT               OUT/tables.md
 
 The planner is the one that ships for real models. It was not fitted to any behaviour of the families in `UNSEEN`, and nobody looked at
 these while designing the agent. `DESIGNED_ON` are six behaviours that the agent was both designed on and fitted to. The other methods:
 
+    unjudged         the planner without validation pairs: on fresh pairs it relies on the network alone
     toy              the planner fitted only to the embedded model
     absolute, path   the same agent with gradients as costs; where the planner does better, its training is the reason
 
@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, mean, median, stdev
 from typing import Any
@@ -27,9 +27,7 @@ from typing import Any
 import numpy as np
 from rows import append, claimed, keep_to_share, read, share
 
-from mechrl.agents.planner.assess import assess
-from mechrl.agents.planner.collect import CollectSettings, walk
-from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, discover
+from mechrl.agents.planner.session import DiscoverSettings, discover
 from mechrl.agents.planner.shipped import load_planner, shipped
 from mechrl.agents.planner.untrained import Gradients
 from mechrl.behaviours import get_behaviour
@@ -45,8 +43,8 @@ UNSEEN = (
     *("first-name", "science-subject", "unit-quantity", "language-code"),
 )
 DESIGNED_ON = ("acronyms", "country-capital", "gendered-pronoun", "greater-than", "plural", "past-tense")
-METHODS = ("planner", "toy", "absolute", "path", "blockwise")
-WALK = CollectSettings(states=6, singles=40, additions=8, sets=14, mixed=6, fresh_part=0.04)
+SEARCHES = ("greedy", "edge-pruning", "acdc", "blockwise")
+METHODS = ("planner", "unjudged", "toy", "absolute", "path", *SEARCHES)
 
 
 def run(
@@ -72,13 +70,15 @@ def run(
 
 def find(model: Any, name: str, method: str, draw: int, holds_on: str) -> Circuit:
     behaviour = get_behaviour(name)
-    if method == "blockwise":
-        return search(model, behaviour, SearchSettings("blockwise", holds_on=holds_on, seed=draw))
+    if method in SEARCHES:
+        return search(model, behaviour, SearchSettings(method, holds_on=holds_on, seed=draw))
     if method in ("absolute", "path"):
         by = Gradients(method)
     else:
         by = load_planner(shipped("toy" if method == "toy" else "smollm2"))
-    return discover(model, behaviour, by, DiscoverSettings(holds_on=HoldsOn(holds_on), seed=draw))
+    return discover(
+        model, behaviour, by, DiscoverSettings(holds_on=holds_on, check=method != "unjudged", seed=draw)
+    )
 
 
 def result(circuit: Circuit) -> dict[str, Any]:
@@ -93,21 +93,6 @@ def result(circuit: Circuit) -> dict[str, Any]:
     }
 
 
-def predict(out: Path, claims: Path | None, model_name: str, names: Sequence[str]) -> None:
-    """Walks through circuits of unseen behaviours; every edit tried there is predicted as well."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "prediction.jsonl"
-    if claims is not None:
-        keep_to_share()
-    model, network = load_model(model_name), load_planner(shipped("smollm2"))
-    for name in names:
-        done = {row["behaviour"] for row in (read(path) if path.exists() else [])}
-        if name in done or (claims is not None and not claimed(claims, name)):
-            continue
-        append(path, assess(network, walk(model, get_behaviour(name), 0, WALK).records))
-        print(name, flush=True)
-
-
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
@@ -119,30 +104,7 @@ def tables(out: Path) -> str:
             some = [row for row in rows if row["holds_on"] == holds_on and row["model"] == model]
             if some:
                 text += found(some, f"{model}: f ≥ 0.9 on {holds_on} pairs")
-    if (out / "prediction.jsonl").exists():
-        text += prediction(read(out / "prediction.jsonl"))
     return "\n".join(text).rstrip() + "\n"
-
-
-def prediction(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Means over behaviours, each the mean of its circuits."""
-    by: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        for key, value in row.items():
-            if isinstance(value, float) and np.isfinite(value):
-                by[key][row["behaviour"]].append(value)
-    lines = [
-        "## Prediction, smollm2",
-        "",
-        "| what | mean over behaviours ± sd | behaviours |",
-        "| --- | --- | --- |",
-    ]
-    for key, values in by.items():
-        means = [mean(v) for v in values.values()]
-        if key != "f":
-            spread = stdev(means) if len(means) > 1 else 0
-            lines.append(f"| {key} | {mean(means):.3f} ± {spread:.3f} | {len(means)} |")
-    return [*lines, ""]
 
 
 def found(rows: list[dict[str, Any]], title: str) -> list[str]:
@@ -206,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("run", "predict", "tables"))
+    parser.add_argument("what", choices=("run", "tables"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--behaviours", default=",".join(UNSEEN))
@@ -222,8 +184,6 @@ def main() -> None:
         print(tables(given.out))
     elif given.jobs > 1:
         share(given.jobs)
-    elif given.what == "predict":
-        predict(given.out, given.claims, given.model, names)
     else:
         draws, methods = [int(draw) for draw in given.draws.split(",")], given.methods.split(",")
         cells = [(draw, name, method) for draw in draws for name in names for method in methods]

@@ -1,4 +1,4 @@
-"""The planner's readers: its network, its collected records, and the state of an interrupted episode."""
+"""The planner's readers: its network, its collected records, and the state of an interrupted session."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mechrl.agents.planner import records
 from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First, n_features, see
 from mechrl.agents.planner.fit import Example
-from mechrl.agents.planner.left import Left
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import EditModel, NetworkConfig, load_model, save_model
+from mechrl.agents.planner.saved import SavedSession
 from mechrl.graph import Graph
 
 GRAPH = Graph(2, 4, 2)
@@ -90,12 +90,12 @@ def make_left(folder: Path) -> None:
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91
-    Left(OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, 12.5, 3.0).write(
-        folder / "planner.safetensors"
-    )
+    SavedSession(
+        OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, False, 12.5, 3.0
+    ).write(folder / "planner.safetensors")
 
 
 def read_left(folder: Path) -> None:
-    left = Left.read(folder / "planner.safetensors", OF, GRAPH.n_edges)
+    left = SavedSession.read(folder / "planner.safetensors", OF, GRAPH.n_edges)
     assert GRAPH.prune(left.episode.mask[None], left.candidates).shape == (1, len(left.candidates))
     assert left.seconds >= 0 and left.passes >= 0

@@ -96,7 +96,7 @@ def discover_command(
     if policy is not None:
         raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
     from mechrl import gate
-    from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
+    from mechrl.agents.planner.session import DiscoverSettings, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
     from mechrl.engine.estimate import estimate
@@ -109,7 +109,7 @@ def discover_command(
             f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
         )
     holds_on = holds_on or ("fresh" if chosen.has_fresh else "discovery")
-    settings = DiscoverSettings(tau, pairs, HoldsOn(holds_on), budget=budget, seed=seed)
+    settings = DiscoverSettings(tau, pairs, holds_on, budget=budget, seed=seed)
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mechrl.agents.planner.episode import Episode
+from mechrl.agents.planner.fresh import Fresh
 from mechrl.agents.planner.network import Edges, Effect
 from mechrl.agents.planner.plan import Model, Planner
 from mechrl.agents.planner.shipped import load_planner, shipped
@@ -103,7 +104,7 @@ def test_aiming_at_fresh_pairs_leaves_room_for_the_predicted_gap() -> None:
             return Effect(found.mu, found.log_sigma, found.gap + 0.1, found.log_sigma_gap)
 
     start = tiny_start()
-    planner = Planner(start, Gap(), 0.8, fresh=True)
+    planner = Planner(start, Gap(), 0.8, Fresh(0.8, None))
     met: list[float] = []
     planner.run(planner.begin(), lambda e: met.append(e.f))
     assert min(met) >= 0.9 - 1e-6 and np.isclose(planner.begin().gap, 0)
