@@ -1,12 +1,12 @@
 """Circuit size against cost: edges against passes, for every method.
 
-    python benchmarks/plane.py unseen     docs/images/unseen.svg, its numbers beside it as JSON; prints the table of README.md
+    python benchmarks/plane.py unseen     docs/images/unseen.svg, with its numbers as JSON; prints the table of README.md
     python benchmarks/plane.py paper      docs/images/plane.svg, likewise; prints a table of docs/results.md
 
-Nothing is run. A cell is a behaviour that no agent was trained on and a draw of 20 pairs. `unseen` has those of benchmarks/planner:
-relations of families that nothing was fitted or tuned on. `paper` has those of benchmarks/reproduce, without the planner, which was
+It runs no model. A cell is a behaviour that no agent was trained on and a draw of 20 pairs. `unseen` uses the cells of benchmarks/planner:
+relations from families that nothing was fitted or tuned on. `paper` uses those of benchmarks/reproduce, without the planner, which was
 fitted to some of them. All methods are shown on the same cells: those in which each of them reached f ≥ 0.9. A method that was run on less
-than a third of the cells is left out, and named. Markers are medians, bars the first and third quartiles, dots cells.
+than a third of the cells is omitted, and the JSON names it. Markers are medians, bars the first and third quartiles, dots cells.
 """
 
 from __future__ import annotations

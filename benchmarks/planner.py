@@ -6,9 +6,9 @@
 The planner is the one that ships for real models. It was not fitted to any behaviour of the families in `UNSEEN`, and nobody looked at
 these while designing the agent. `DESIGNED_ON` are six behaviours that the agent was both designed on and fitted to. The other methods:
 
-    unjudged         the planner without validation pairs: on fresh pairs the network's word is all
-    toy              the planner fitted to the embedded model alone
-    absolute, path   the same agent with gradients for costs: what the planner does better, its training does
+    unjudged         the planner without validation pairs: on fresh pairs it relies on the network alone
+    toy              the planner fitted only to the embedded model
+    absolute, path   the same agent with gradients as costs; where the planner does better, its training is the reason
 
 Passes include every gradient measurement and, for blockwise search, its prefilter.
 """

@@ -1,14 +1,14 @@
-"""How well effects of edits are predicted on families that the network never saw, and how that grows with training behaviours.
+"""How well the network predicts the effects of edits on families it never saw, and how this depends on the number of training behaviours.
 
     python benchmarks/planner_prediction.py collect OUT [--jobs=2]   a walk for each behaviour: OUT/records/NAME.safetensors; resumes
     python benchmarks/planner_prediction.py assess OUT               networks and gradients on them: OUT/prediction.jsonl
     python benchmarks/planner_prediction.py tables OUT               OUT/prediction.md
 
-Every network is assessed on the same walks through circuits of the families in `planner.UNSEEN`. Compared are
+Every network is assessed on the same walks through circuits of the families in `planner.UNSEEN`:
 
     shipped     the planner that ships for real models
     N           networks fitted here to one walk each of N behaviours of other families, in three random subsets
-    shuffled    the largest of these fitted to effects that were shuffled among each circuit's edits: it must know nothing
+    shuffled    a control: the largest of these, fitted to effects that were shuffled among each circuit's edits
     gradients   what a look sees, without a network
 """
 

@@ -1,4 +1,4 @@
-"""The planner's readers: its network, what was collected for it, and interrupted sessions."""
+"""The planner's readers: its network, its collected records, and the state of an interrupted session."""
 
 from __future__ import annotations
 

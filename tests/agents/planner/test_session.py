@@ -158,7 +158,7 @@ def test_every_question_to_validation_pairs_is_paid(begin) -> None:
 
 
 def test_a_circuit_that_falls_short_is_read_back(begin) -> None:
-    """Validation pairs that refuse what has fewer than 60 edges: the answer is the smallest on the way that has more."""
+    """Validation pairs that refuse circuits of fewer than 60 edges: the result is the smallest larger one on the path."""
     session, met = begin(FRESH), []
     session.planner.fresh.measure = lambda mask: 0.905 if mask.sum() >= 60 else 0.8
     session.run(lambda now: met.extend([*now.episode.path, now.episode.mask]))
