@@ -38,6 +38,15 @@ def number(value: float, digits: int) -> str:
     return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text
 
 
+def rank_p(value: float, draws: Iterable[float], tie: float = 1e-5) -> float:
+    """(1 + draws ≤ value) / (1 + draws): P of a value so low, were it a draw like the others. Exact for any distribution.
+
+    What differs by no more than `tie`, which is rounding, counts against it.
+    """
+    values = [float(draw) for draw in draws]
+    return (1 + sum(draw <= value + tie for draw in values)) / (1 + len(values))
+
+
 def hypergeometric_at_least(k: int, population: int, marked: int, drawn: int) -> float:
     """P(X ≥ k) for the number X of marked items among `drawn`, drawn at random without replacement."""
     ways = sum(

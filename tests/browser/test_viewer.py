@@ -429,3 +429,42 @@ def test_in_a_notebooks_frame(chromium, tmp_path) -> None:
     frame.locator("[data-name=logits]").click()
     assert frame.locator("#component h2").inner_text() == "logits"
     window.close()
+
+
+def signed(x: float) -> str:
+    return f"{x:+.2f}".replace("-", "−") if abs(x) >= 0.005 else "0.00"
+
+
+def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None:
+    """Select every writer, on two prompts: its push and the tokens it raises are those of the data."""
+    v = visit(toy)
+    for choice in ("0", "1"):
+        written = toy["pairs"][int(choice)]["writes"]
+        for index in written["circuit"]:
+            v.locator(f"[data-name='{toy['sources'][index]}']").click()
+            v.locator(f"[aria-label='Prompt of the writes'] [data-key='{choice}']").click()
+            push, model = (signed(written[run][index]) for run in ("circuit", "model"))
+            tokens = [t.replace("\n", "⏎").replace(" ", "·", 1) for t in written["raises"].get(index, [])]
+            raised = ", ".join(f"“{t}”" for t in tokens)
+            said = v.locator(".writes").inner_text()
+            assert f"Pushes the answer {push} against the foil; in the whole model {model}." in said
+            assert (f"Raises most: {raised}." in said) if raised else ("Raises" not in said)
+            v.keyboard.press("Escape")
+    silent = next(
+        n for i, n in enumerate(toy["sources"]) if i and i not in written["circuit"] and n.startswith("m")
+    )
+    v.locator(f"[data-name='{silent}']").click()
+    assert "no edge from it to the logits" in v.locator(".writes").inner_text()
+
+
+def test_the_prompts_say_who_pushes_most(visit, toy: dict) -> None:
+    v = visit(toy)
+    v.click("#tab-prompts")
+    v.locator("[aria-label='Pair'] [data-key='2']").click()
+    written = toy["pairs"][2]["writes"]["circuit"]
+    best = sorted(written, key=lambda i: -abs(written[i]))
+    rows = [row.split("\n") for row in v.locator(".pushers li").all_inner_texts()]
+    assert [row[-1] for row in rows] == [signed(written[i]) for i in best[: len(rows)]]
+    name = toy["sources"][best[0]]
+    v.locator(".pushers button").first.click()
+    assert v.locator("#component h2").inner_text() == name

@@ -20,7 +20,7 @@ from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
-from mechrl.stats import Spread, hypergeometric_at_least
+from mechrl.stats import Spread, hypergeometric_at_least, rank_p
 from mechrl.validity.checks import N_RANDOM, components, random_circuits, recovery, validate
 from mechrl.validity.setting import Setting, f_of
 from tests.planted import planted_chain, planted_qkv
@@ -51,6 +51,22 @@ def test_hypergeometric_against_all_draws(population: int, marked: int, drawn: i
         assert hypergeometric_at_least(k, population, marked, drawn) == pytest.approx(
             np.mean([d >= k for d in draws])
         )
+
+
+@given(st.lists(st.integers(-1000, 1000), unique=True, min_size=2, max_size=60), st.integers(1, 20))
+def test_one_draw_among_others_is_seldom_the_lowest(values: list[int], percent: int) -> None:
+    """p of every one of n + 1 values among the others: at most a share α of them has p ≤ α, and just floor(α (n + 1)) do."""
+    n = len(values)
+    p = [rank_p(v, values[:i] + values[i + 1 :]) for i, v in enumerate(values)]
+    assert sorted(p) == pytest.approx([k / n for k in range(1, n + 1)])
+    assert sum(100 * x <= percent + 1e-9 for x in p) == percent * n // 100
+
+
+def test_twenty_draws_are_just_enough_for_one_in_twenty() -> None:
+    above = [0.01] * 5 + [0.99] * 15  # mean − 2 sd is −0.12: no f could be below that
+    assert rank_p(0.0, above) == pytest.approx(1 / 21) and rank_p(0.01, above) == pytest.approx(6 / 21)
+    assert rank_p(0.5, [0.5 - 1e-7] * 20) == 1  # the same but for rounding
+    assert rank_p(2.0, []) == 1
 
 
 @settings(max_examples=25, deadline=None)
@@ -87,6 +103,9 @@ def test_a_planted_circuit_passes() -> None:
     ]
     assert all(c.f.n == N_RANDOM and c.f.mean < 0.5 for c in result.specificity)
     assert all(c.edges_pruned.mean >= len(planted.edges) for c in result.specificity if c.matched == "pruned")
+    others = result.necessity_others
+    assert others.n == N_RANDOM and others.mean > 0.999 and result.necessity_p == pytest.approx(1 / 21)
+    assert all(c.p == pytest.approx(1 / 21) for c in result.specificity)
     assert result.recovery is None and "no components" in result.recovery_reason
     json.dumps(result.to_json(), allow_nan=False)
 
@@ -98,6 +117,7 @@ def test_a_wrong_circuit_fails() -> None:
     wrong = random_circuits(graph, np.flatnonzero(~mask), len(planted.edges), 1)[0]
     result = validate(circuit_of(setting, wrong), setting.model, setting.behaviour, setting=setting)
     assert result.faithfulness < 0.1 and result.necessity > 0.9
+    assert result.necessity_p > 0.05 and all(c.p > 0.05 for c in result.specificity)
 
 
 def test_a_circuit_larger_than_the_candidate_set_is_not_said_to_be_matched() -> None:
