@@ -211,7 +211,9 @@ def main() -> None:
         growth(out, *rest[1:])
     for name in rest[1:] if what == "shapes" else []:
         found = alone(name=name, pairs=PAIRS, edges=(60, 500, 3000))
-        (out / f"shape-{Path(name).stem}-{DEVICE}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (out / f"shape-{Path(name).name.removesuffix('.gguf')}-{DEVICE}.json").write_text(
+            json.dumps(found, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

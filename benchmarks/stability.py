@@ -33,7 +33,11 @@ def found(folder: Path, target: str) -> Found:
         a, cell = row.cell["arguments"], row.cell
         if row.circuit is None or cell["kind"] != "circuit" or cell["status"] != "done":
             continue
-        if a["target"] == target and a["method"] in METHODS and cell["result"]["reached"]:
+        if (
+            {"test": "fresh"}.get(a["target"], a["target"]) == target
+            and a["method"] in METHODS
+            and cell["result"]["reached"]
+        ):
             kept = set(row.circuit["edges"])
             circuits[a["method"]][a["behaviour"]].append(cell["result"] | {"kept": kept})
     return {m: {b: rows for b, rows in of.items() if len(rows) > 1} for m, of in circuits.items()}
