@@ -9,14 +9,14 @@ import torch
 from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.fresh import Fresh
 from mechrl.agents.planner.network import Edges, Effect
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.plan import Planner, Predictor
 from mechrl.agents.planner.shipped import load_planner, shipped
 from mechrl.agents.planner.untrained import Gradients
 from tests.agents.planner.tasks import planted_start, tiny_start
 from tests.planted import planted_chain, planted_parallel, planted_qkv
 
 
-def model_of(name: str) -> Model:
+def model_of(name: str) -> Predictor:
     return load_planner(shipped(name)) if name in ("toy", "smollm2") else Gradients(name)
 
 

@@ -18,7 +18,7 @@ from mechrl.agents.planner.features import First, Seen, kinds
 from mechrl.agents.planner.fit import FitSettings, fit
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import Edges, Effect, squash
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.plan import Planner, Predictor
 from mechrl.agents.planner.records import Record
 from mechrl.agents.planner.untrained import Gradients
 from mechrl.graph import Graph
@@ -128,7 +128,7 @@ def test_a_round_tries_four_edits_first_and_goes_on_only_where_that_is_worth_it(
     assert episode.rounds > 2
 
 
-def edges_and_passes(model: Model) -> np.ndarray:
+def edges_and_passes(model: Predictor) -> np.ndarray:
     """For episodes in six environments that nothing was fitted to: edges relative to the smallest circuit, and passes."""
     found = []
     for seed in range(100, 106):

@@ -47,7 +47,7 @@ SMALL = 150  # edges: when plans fail in so small a circuit, measuring comes nex
 PASSES_PER_EDGE = 12  # what a round may cost for every edge that goes
 
 
-class Model(Protocol):
+class Predictor(Protocol):
     """What the agent plans with: the network, or its untrained control."""
 
     def edges(self, seen: Seen) -> Edges: ...
@@ -93,7 +93,7 @@ class Planner:
     """The agent on one start. `step` is one round; `run` goes on to the end."""
 
     start: Start
-    model: Model
+    model: Predictor
     tau: float
     fresh: Fresh | None = None  # aim at f on fresh pairs
 

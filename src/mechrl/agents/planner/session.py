@@ -15,14 +15,14 @@ from typing import Any, get_args
 import numpy as np
 
 from mechrl.agents.planner.fresh import Fresh
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.plan import Planner, Predictor
 from mechrl.agents.planner.saved import SavedSession
 from mechrl.agents.planner.start import Start, start
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
-from mechrl.models.base import Model as LanguageModel
+from mechrl.models.base import Model
 from mechrl.names import HoldsOn, one_of
 from mechrl.ranges import check_seed
 from mechrl.search.fresh_pairs import fresh
@@ -63,7 +63,7 @@ class Session:
     """One behaviour's episode, with everything that must survive an interruption."""
 
     def __init__(
-        self, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings
+        self, model: Model, behaviour: Behaviour, network: Predictor, settings: DiscoverSettings
     ) -> None:
         self.model, self.behaviour, self.settings = model, behaviour, settings
         self._began, self._seconds_before = time.perf_counter(), 0.0
@@ -186,9 +186,9 @@ class Session:
     def resume(
         cls,
         path: Path,
-        model: LanguageModel,
+        model: Model,
         behaviour: Behaviour,
-        network: Model,
+        network: Predictor,
         settings: DiscoverSettings,
     ) -> Session:
         """The session that was saved; refuses another's."""
@@ -220,9 +220,9 @@ class Session:
 
 
 def discover(
-    model: LanguageModel,
+    model: Model,
     behaviour: Behaviour,
-    network: Model,
+    network: Predictor,
     settings: DiscoverSettings = DiscoverSettings(),  # noqa: B008 (frozen)
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Circuit:
