@@ -1,12 +1,12 @@
-"""A reproduction in a hand: every cell and its circuit in one file, beside the tables and figures that were made of them.
+"""Packs a reproduction: every cell and its circuit in one file, beside the tables and figures made from them.
 
-    python benchmarks/archive.py pack runs/smollm2 benchmarks/reproduce/smollm2     what a run has come to
-    python benchmarks/archive.py unpack benchmarks/reproduce/smollm2 runs/smollm2   to go on with, or to write report.html again
-    python benchmarks/archive.py check benchmarks/reproduce/smollm2                 rows, circuits and tables against each other
+    python benchmarks/archive.py pack runs/smollm2 benchmarks/reproduce/smollm2     packs a run, finished or not
+    python benchmarks/archive.py unpack benchmarks/reproduce/smollm2 runs/smollm2   unpacks it, to continue or to write report.html again
+    python benchmarks/archive.py check benchmarks/reproduce/smollm2                 compares rows, circuits and tables with each other
 
-The archive is `cells.jsonl.xz`, a line a cell: its name, its file, and its circuit's file or null. `check` does not use what wrote the
-tables: it takes means and deviations of the rows, groups them by what a table's line names, and compares. What a table says in Markdown
-must be its CSV, rounded.
+The archive `cells.jsonl.xz` has one line per cell: its name, its file, and its circuit's file or null. `check` does not use the code that
+wrote the tables: it groups the rows as each table's lines do, computes means and deviations, and compares. A table's Markdown must
+equal its CSV, rounded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from mechrl.errors import MechRLError
 from mechrl.experiments import compare_tables
 from mechrl.experiments.cells import Cell, checksum
@@ -40,7 +42,7 @@ NAMES = compare_tables.NAMES | {  # with those of the retired agent, docs/histor
     "policy-adapted": "Policy, adapted",
     "policy-from-scratch": "Policy, from scratch",
 }
-# a column of the tables, and where the rows have it
+# a column of the tables, and the rows' field for it
 COLUMNS = {
     "edges": "edges_pruned",
     "before pruning": "edges",
@@ -53,7 +55,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ArchivedCell:
     """A cell as it was written, and its circuit, if it found one."""
 
     name: str
@@ -64,28 +66,34 @@ class Row:
 # ---- to and from one file -------------------------------------------------------------------------------------------
 
 
-def read(archive: Path) -> Iterator[Row]:
+def read(archive: Path) -> Iterator[ArchivedCell]:
     with lzma.open(archive / CELLS, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield Row(**json.loads(line))
+            yield ArchivedCell(**json.loads(line))
 
 
 def pack(run: Path, archive: Path) -> int:
-    """What `mechrl reproduce --out RUN` has done, with its tables as CSV and Markdown and its figures as PNG; the number of cells."""
+    """What `mechrl reproduce --out RUN` has done, with tables as CSV and Markdown and figures as lossless WebP; the number of cells."""
     if not (run / "cells").is_dir():
         raise MechRLError(f"{run}: no cells; give the folder that `mechrl reproduce --out` filled")
     rows = []
     for path in sorted((run / "cells").glob("*.json")):
         cell = json.loads(path.read_text(encoding="utf-8"))
-        cell.setdefault("sha256", checksum(cell))  # the oldest cells have no seal
+        cell.setdefault("sha256", checksum(cell))  # the oldest cells have no checksum
         found = cell.get("result", {}).get("circuit")
         circuit = None if found is None else json.loads(gzip.decompress((run / found).read_bytes()))
         rows.append(json.dumps({"name": path.stem, "cell": cell, "circuit": circuit}, ensure_ascii=False))
-    write_atomically(archive / CELLS, lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=6))
-    for kind, suffixes in (("tables", (".csv", ".md")), ("figures", (".png",))):
-        for path in sorted((run / kind).iterdir()) if (run / kind).is_dir() else []:
-            if path.suffix in suffixes:
-                write_atomically(archive / kind / path.name, path.read_bytes())
+    write_atomically(
+        archive / CELLS,
+        lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=9 | lzma.PRESET_EXTREME),
+    )
+    for path in sorted((run / "tables").glob("*.*")):
+        if path.suffix in (".csv", ".md"):
+            write_atomically(archive / "tables" / path.name, path.read_bytes())
+    for path in sorted((run / "figures").glob("*.png")):
+        picture = io.BytesIO()
+        Image.open(path).convert("RGB").save(picture, "WEBP", lossless=True, quality=100, method=6)
+        write_atomically(archive / "figures" / f"{path.stem}.webp", picture.getvalue())
     return len(rows)
 
 
@@ -131,7 +139,7 @@ def repeated(names: list[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
-def mistakes_of(row: Row) -> Iterator[str]:
+def mistakes_of(row: ArchivedCell) -> Iterator[str]:
     """A cell against its seal and its name, and against its circuit."""
     cell = row.cell
     if cell.get("sha256") != checksum(cell):
@@ -163,7 +171,7 @@ def group_of(table: str) -> str:
     return matched[1] if matched else ""
 
 
-def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[Row]) -> Iterator[str]:
+def mistakes_of_numbers(table: list[dict[str, str]], group: str, rows: list[ArchivedCell]) -> Iterator[str]:
     """Every line's numbers against mean and deviation of the rows it is made of."""
     by_line: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

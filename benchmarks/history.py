@@ -1,14 +1,12 @@
-"""What the retired agents came to: the tables of docs/history.md.
+"""The results of the retired agents: the tables of docs/history.md.
 
     python benchmarks/history.py > benchmarks/policy/tables.md
 
-Reads rows that were measured with code that is gone; nothing is run.
+It runs no model, but reads rows that were measured with code that is gone.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -22,8 +20,7 @@ Group = Callable[[Row], bool]
 
 def first_run() -> None:
     """The paper's settings on SmolLM2, 577 of 1200 iterations: means over windows of iterations."""
-    with gzip.open(HERE / "first-run.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = read(HERE / "first-run.jsonl")
     print("| iterations | episodes | return | f | edges | entropy |\n| --- | --- | --- | --- | --- | --- |")
     for first, last in ((1, 18), (19, 25), (26, 40), (41, 128), (129, 300), (301, 450), (451, 577)):
         mine = rows[first - 1 : last]

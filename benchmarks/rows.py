@@ -1,9 +1,13 @@
-"""What benchmarks of many cells share: a file with a row per cell, and processes that divide the cells among themselves."""
+"""What benchmarks of many cells share: a file with a row per cell, and processes that divide the cells among themselves.
+
+python benchmarks/rows.py benchmarks/search/rows.jsonl      compresses rows to rows.jsonl.xz, which is read as rows.jsonl is
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -15,15 +19,32 @@ from typing import Any
 import torch
 
 from mechrl.engine.memory import share_memory
+from mechrl.files import write_atomically
 
 Row = dict[str, Any]
 _SHARED_BY = "MECHRL_BENCHMARK_JOBS"  # in the environment of the processes that share the work
 
 
+def packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.xz")
+
+
+def pack(path: Path) -> None:
+    """Moves rows into the compressed file beside theirs."""
+    lines = dict.fromkeys(json.dumps(row) for row in read(path))
+    write_atomically(
+        packed(path),
+        lzma.compress("".join(f"{line}\n" for line in lines).encode(), preset=9 | lzma.PRESET_EXTREME),
+    )
+    path.unlink(missing_ok=True)
+
+
 def read(path: Path) -> list[Row]:
-    """The rows of a file, without a last line that a kill cut short."""
+    """The rows of a file and of the compressed one beside it, if there are any; without a last line that a kill cut short."""
+    text = lzma.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
+    text += path.read_text() if path.exists() else ""
     rows = []
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
@@ -58,13 +79,8 @@ def judged(row: Row) -> float:
 
 def bring_together(path: Path, resume: Path | None, key: Callable[[Row], Any]) -> dict[Any, Row]:
     """Merges the rows of `path` and of an earlier run into `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = {
-        key(row): row for file in (path, resume) if file is not None and file.exists() for row in read(file)
-    }
-    temporary = path.with_name(".rows.jsonl")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-    os.replace(temporary, path)
+    rows = {key(row): row for file in (path, resume) if file is not None for row in read(file)}
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows.values()).encode())
     return rows
 
 
@@ -100,3 +116,8 @@ def claimed(folder: Path, cell: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        pack(Path(name))

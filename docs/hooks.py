@@ -20,7 +20,7 @@ from mechrl.cli.app import app
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- commands -->"
 GROUPS = ("Arguments", "Basics", "Budget", "Reproducibility", "Expert")  # the headings of `--help`
-PUBLISHED = {".md", ".png", ".svg"}  # of benchmarks/; tables and figures, not their rows
+PUBLISHED = {".md", ".svg", ".webp"}  # of benchmarks/; tables and figures, not their rows
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 import mechrl
@@ -58,7 +60,8 @@ def main() -> None:
             do(view)
             view.mouse.move(5, 895)
             view.wait_for_timeout(500)
-            view.screenshot(path=str(IMAGES / f"{name}.png"))
+            picture = Image.open(BytesIO(view.screenshot())).convert("RGB")
+            picture.save(IMAGES / f"{name}.webp", lossless=True, quality=100, method=6)
             view.close()
         browser.close()
 

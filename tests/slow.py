@@ -1,11 +1,11 @@
-"""The oracle: a circuit run written so plainly that it can be checked by reading. Slow, edge by edge, differentiable.
+"""The reference implementation of a circuit run, simple enough to be checked by reading. Slow, edge by edge, differentiable.
 
 Every receiver builds its own copy of the residual stream, before its norm, source by source:
 
     x_v = base(v) + Σ_u [ a_corr(u) + M_uv (a_now(u) − a_corr(u)) ]
 
-A kept edge (M = 1) carries what its source computed in this run, a cut one (M = 0) what it computed in the corrupted
-run, and a fraction lies between. `base` is what belongs to no node and is never patched: position embeddings and the
+A kept edge (M = 1) carries what its source computed in this run, a cut edge (M = 0) what its source computed in the
+corrupted run, and a fraction interpolates. `base` belongs to no node and is never patched: position embeddings and the
 output biases b_o.
 """
 
@@ -13,15 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mechrl.engine.engine import HasTokens
 from mechrl.models.base import Model
 
 
 def slow_circuit_logits(model: Model, clean_tokens: Tensor, corrupt_tokens: Tensor, mask: Tensor) -> Tensor:
     """[N, V] logits at the last position of the circuit `mask` [E], bool or float, run on the clean tokens."""
     return slow_circuit_logits_everywhere(model, clean_tokens, corrupt_tokens, mask)[:, -1]
+
+
+def slow_logits(model: Model, pairs: HasTokens, mask: np.ndarray | Tensor) -> Tensor:
+    """[N, V] the same for pairs, one by one: lengths may differ."""
+    rows = [
+        slow_circuit_logits(model, torch.tensor([a]), torch.tensor([b]), torch.as_tensor(mask))
+        for a, b in zip(pairs.clean, pairs.corrupt, strict=True)
+    ]
+    return torch.cat(rows)
 
 
 def slow_circuit_logits_everywhere(
@@ -40,7 +51,7 @@ def slow_circuit_logits_everywhere(
 
 
 class Parts:
-    """What the components compute; tests of other derivatives than the true ones replace some."""
+    """The components' functions; tests of modified derivatives replace some of them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -85,7 +96,7 @@ def slow_run(
         attention = model.attention[layer]
         heads = []
         for h in range(spec.n_heads):
-            g = h // (spec.n_heads // spec.n_kv_heads)  # the KV head that serves this head
+            g = h // (spec.n_heads // spec.n_kv_heads)  # the KV head of this head
             q = reads(graph.receiver(layer, "q", h)) @ attention.W_q[h] + attention.b_q[h]
             k = reads(graph.receiver(layer, "k", g)) @ attention.W_k[g] + attention.b_k[g]
             v = reads(graph.receiver(layer, "v", g)) @ attention.W_v[g] + attention.b_v[g]

@@ -1,4 +1,4 @@
-"""The archive of a reproduction: nothing is lost in it, and a number that was changed anywhere is found."""
+"""The archive of a reproduction loses nothing, and any changed number is detected."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image
 
 from mechrl.circuit import Circuit
 
@@ -99,3 +100,13 @@ def test_a_changed_table_is_found(archive: ModuleType, tmp_path: Path) -> None:
 )
 def test_rounding(archive: ModuleType, text: str, value: float, right: bool) -> None:
     assert archive.rounded(text, value) == right
+
+
+def test_figures_are_packed_without_loss(archive: ModuleType, tmp_path: Path) -> None:
+    image = Image.effect_noise((30, 20), 50).convert("RGB")
+    for folder in ("cells", "figures"):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    image.save(tmp_path / "run" / "figures" / "figure-1.png")
+    assert archive.pack(tmp_path / "run", tmp_path / "packed") == 0
+    packed = Image.open(tmp_path / "packed" / "figures" / "figure-1.webp")
+    assert packed.convert("RGB").tobytes() == image.tobytes()

@@ -1,4 +1,4 @@
-"""Attribution against EAP-IG's own scores, a slow per-edge computation and finite differences; its cache."""
+"""Attribution against EAP-IG's own scores, a slow per-edge computation and finite differences; and its cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_scores_equal_those_of_eap_ig(seed):
         scores[edges] = golden[f"scores_{name}_f64"][golden["edge_src"], golden["edge_dst"]]
         return scores
 
-    n = len(pairs)  # their gradient scores are divided by the number of pairs once more
+    n = len(pairs)  # their gradient scores are divided by the number of pairs a second time
     np.testing.assert_allclose(eap(engine, objective), n * theirs("eap"), atol=1e-9, rtol=0)
     np.testing.assert_allclose(
         eap_ig_inputs(engine, objective, 5, "from-corrupt"), n * theirs("eap_ig5"), atol=1e-9, rtol=0
@@ -73,7 +73,7 @@ def test_scores_equal_those_of_eap_ig(seed):
 
 
 class Slow:
-    """Everything from activations and one autograd gradient per receiver, with no mask in sight."""
+    """Computes everything from activations and one autograd gradient per receiver, without masks."""
 
     def __init__(self, engine: Engine, pairs: Pairs, metric: str, parts: Parts | None = None) -> None:
         self.model, self.graph, self.parts = engine.model, engine.graph, parts
@@ -189,7 +189,7 @@ def test_exact_effects_correlate_with_eap_ig(kind):
 
 
 def test_corrupting_an_edge_of_positive_score_raises_the_loss():
-    """The sign: of the edges into the logits the first-order estimate is nearly exact."""
+    """The sign of scores: for edges into the logits the first-order estimate is nearly exact."""
     engine, pairs = tiny_case("gpt2")
     for metric in METRICS[:2]:
         objective = loss(metric, pairs, engine)
@@ -226,26 +226,26 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 def test_a_hit_returns_the_same_scores_and_charges_the_same_passes(cache, monkeypatch):
     engine, pairs = tiny_case("gpt2")
-    first = cached(engine, pairs, "kl", steps=2)
+    first = cached(engine, pairs, "kl")
     cost = engine.passes
-    assert cost == 2 * 3 * 3 / 20  # two steps, forward and backward, 3 pairs of 20
-    monkeypatch.setattr(attribution, "attribute", lambda *a: pytest.fail("computed again"))
+    assert cost == pytest.approx(5 * 3 * 3 / 20)  # five steps, forward and backward, 3 pairs of 20
+    monkeypatch.setattr(attribution, "_eap_ig_inputs", lambda *a: pytest.fail("computed again"))
     again, _ = tiny_case("gpt2")
-    np.testing.assert_array_equal(cached(again, pairs, "kl", steps=2), first)
+    np.testing.assert_array_equal(cached(again, pairs, "kl"), first)
     assert again.passes == cost
     assert [path.suffix for path in cache.iterdir()] == [".safetensors"]
 
 
 def test_scores_by_several_metrics_are_those_by_each_and_cost_as_much(cache, tmp_path, monkeypatch):
     engine, pairs = tiny_case("llama-gqa")
-    together = cached_by(engine, pairs, METRICS, steps=2)
+    together = cached_by(engine, pairs, METRICS)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "other"))
     again, _ = tiny_case("llama-gqa")
     for metric, scores in zip(METRICS, together, strict=True):
-        np.testing.assert_array_equal(cached(again, pairs, metric, steps=2), scores)
+        np.testing.assert_array_equal(cached(again, pairs, metric), scores)
     assert engine.passes == again.passes
     hits, _ = tiny_case("llama-gqa")
-    for scores, known in zip(cached_by(hits, pairs, METRICS, steps=2), together, strict=True):
+    for scores, known in zip(cached_by(hits, pairs, METRICS), together, strict=True):
         np.testing.assert_array_equal(scores, known)
     assert hits.passes == engine.passes
 
@@ -254,46 +254,40 @@ def test_whatever_determines_the_scores_misses(cache):
     engine, pairs = tiny_case("gpt2")
     other = replace(pairs, answers=((9,),) * 3)
     cases = [
-        lambda: cached(engine, pairs, "logit-difference", steps=2),
-        lambda: cached(engine, pairs, "probability-difference", steps=2),
-        lambda: cached(engine, pairs, "logit-difference", steps=3),
-        lambda: cached(engine, pairs, "logit-difference", steps=2, convention="to-clean"),
-        lambda: cached(engine, pairs, "logit-difference", "eap"),
-        lambda: cached(engine, other, "logit-difference", steps=2),
-        lambda: cached(Engine(tiny("gpt2", dtype=torch.float32), pairs), pairs, "logit-difference", steps=2),
-        lambda: cached(Engine(tiny("gpt2", seed=1), pairs), pairs, "logit-difference", steps=2),
-        lambda: cached(
-            Engine(tiny("gpt2"), other.take([0, 1])), pairs.take([0, 1]), "logit-difference", steps=2
-        ),
+        lambda: cached(engine, pairs, "logit-difference"),
+        lambda: cached(engine, pairs, "probability-difference"),
+        lambda: cached(engine, other, "logit-difference"),
+        lambda: cached(Engine(tiny("gpt2", dtype=torch.float32), pairs), pairs, "logit-difference"),
+        lambda: cached(Engine(tiny("gpt2", seed=1), pairs), pairs, "logit-difference"),
+        lambda: cached(Engine(tiny("gpt2"), other.take([0, 1])), pairs.take([0, 1]), "logit-difference"),
     ]
     for i, case in enumerate(cases, 1):
         case()
         assert len(list(cache.iterdir())) == i
-    cached(engine, pairs, "logit-difference", "eap", steps=7)  # EAP takes no steps: still a hit
-    cached(engine, pairs, "kl", "eap")
-    cached(engine, other, "kl", "eap")  # KL does not look at the answers
+    cached(engine, pairs, "kl")
+    cached(engine, other, "kl")  # KL does not look at the answers
     assert len(list(cache.iterdir())) == len(cases) + 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", "truncated", "another's"])
 def test_a_damaged_file_is_computed_again(cache, damage, monkeypatch):
     engine, pairs = tiny_case("gpt2")
-    scores = cached(engine, pairs, "logit-difference", "eap")
+    scores = cached(engine, pairs, "logit-difference")
     (path,) = cache.iterdir()
     sound = path.read_bytes()
     if damage == "another's":
-        cached(engine, pairs, "kl", "eap")
+        cached(engine, pairs, "kl")
         (other,) = set(cache.iterdir()) - {path}
         damage = other.read_bytes()
         other.unlink()
     path.write_bytes(sound[: len(sound) // 2] if damage == "truncated" else damage)
-    np.testing.assert_array_equal(cached(engine, pairs, "logit-difference", "eap"), scores)
-    monkeypatch.setattr(attribution, "attribute", lambda *a: pytest.fail("not mended"))
-    np.testing.assert_array_equal(cached(engine, pairs, "logit-difference", "eap"), scores)
+    np.testing.assert_array_equal(cached(engine, pairs, "logit-difference"), scores)
+    monkeypatch.setattr(attribution, "_eap_ig_inputs", lambda *a: pytest.fail("not mended"))
+    np.testing.assert_array_equal(cached(engine, pairs, "logit-difference"), scores)
 
 
 def test_without_a_writable_cache_scores_are_computed(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "file"))
     engine, pairs = tiny_case("gpt2")
-    assert cached(engine, pairs, "kl", steps=1).shape == (engine.graph.n_edges,)
+    assert cached(engine, pairs, "kl").shape == (engine.graph.n_edges,)

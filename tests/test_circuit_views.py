@@ -1,4 +1,4 @@
-"""A circuit as a table, a graph, a run on one's own prompt, hooks: each says what the mask says."""
+"""A circuit as a table, a graph, a run on a prompt of your own, and hooks: all agree with the mask."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_graph_has_the_edges_on_a_path() -> None:
     networkx = pytest.importorskip("networkx")
     circuit = random_circuit(GPT2, 80, nodes=20)
     mask = circuit.mask.copy()
-    mask[GPT2.edge_of_name("a0.h0->m11")] = True  # nobody feeds a0.h0
+    mask[GPT2.edge_of_name("a0.h0->m11")] = True  # no edge enters a0.h0
     graph = replace(circuit, mask=mask).to_networkx()
     assert (
         graph.number_of_edges() == replace(circuit, mask=mask).size < mask.sum() or mask.sum() == circuit.size

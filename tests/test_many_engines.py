@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call, where no CUDA device is needed; tests/gpu has the fused path."""
+"""Circuits of several behaviours in one call, as far as no CUDA device is needed; tests/gpu tests the fused path."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mechrl.engine import Engine, ManyEngines
 from mechrl.engine.pairs_cache import cache_pairs, join
 from mechrl.engine.plan import make_plan
 from mechrl.graph import EdgeSet
+from tests.many import gains_of, mask_gradients
 from tests.tiny import KINDS, tiny, tiny_pairs
 
 
@@ -42,7 +43,7 @@ def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
     which, masks = np.array([2, 0, 1, 1, 2]), rng.random((5, E)) < 0.5
     masks[3] = False
     many = ManyEngines([Engine(model, pairs) for pairs in _batches()], edges)
-    scores = many.mask_gradients(which, masks, (np.arange(3) + 0.5) / 3)
+    scores = mask_gradients(many, which, masks, (np.arange(3) + 0.5) / 3)
     assert [e.passes for e in many.engines] == pytest.approx(
         [9 * (which == g).sum() * e.n_pairs / 20 for g, e in enumerate(many.engines)]
     )
@@ -51,7 +52,7 @@ def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
         n, engine = len(edges[g]), many.engines[g]
         expected = integrated_mask_gradients(engine, edges[g], masks[i, :n], steps=3) / engine.kl_cut
         assert np.allclose(scores[i, :n], expected, atol=1e-12) and not scores[i, n:].any()
-    fine = many.mask_gradients(which, masks, (np.arange(40) + 0.5) / 40)
+    fine = mask_gradients(many, which, masks, (np.arange(40) + 0.5) / 40)
     for i, g in enumerate(which):
         f = many.engines[g].faithfulness(masks[i, : len(edges[g])], edges[g])
         assert fine[i].sum() == pytest.approx(float(f[0]), abs=1e-3)
@@ -59,13 +60,13 @@ def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gains_are_what_f_changes_by_to_first_order(kind):
-    """By finite differences of f in single edges, those that a circuit has and those that it lacks."""
+    """By finite differences of f in single edges, inside and outside the circuit."""
     model, rng = tiny(kind), np.random.default_rng(0)
     E = model.graph.n_edges
     edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
     which, masks = np.array([2, 0, 1]), rng.random((3, E)) < 0.5
     many = ManyEngines([Engine(model, pairs) for pairs in _batches()], edges)
-    gains = many.gains(which, masks)
+    gains = gains_of(many, which, masks)
     assert [e.passes for e in many.engines] == pytest.approx([3 * e.n_pairs / 20 for e in many.engines])
     for i, g in enumerate(which):
         n, engine = len(edges[g]), many.engines[g]
@@ -79,7 +80,7 @@ def test_gains_are_what_f_changes_by_to_first_order(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_joined_cache_is_that_of_all_pairs_together(kind):
-    """Joining equals caching the concatenated batch, up to the positions after a prompt's end, which nobody reads."""
+    """Joining equals caching the concatenated batch, except at positions after a prompt's end, which are never read."""
     model, batches = tiny(kind), _batches()
     engines = [Engine(model, pairs) for pairs in batches]
     joined = join([engine.cache for engine in engines])

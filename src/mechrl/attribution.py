@@ -1,7 +1,7 @@
 """Attribution: how much every edge matters, from gradients instead of one run per edge.
 
-The loss L is a behaviour's metric, negated, or the KL from the model (`loss`), averaged over pairs. All scores S [E] have the same sign:
-**S > 0 means that corrupting the edge raises the loss**. Edges of large positive score carry the behaviour.
+The loss L is the negated metric of the behaviour, or the KL from the model (`loss`), averaged over pairs. All scores S [E] have the same
+sign: **S > 0 means that corrupting the edge raises the loss**. Edges of large positive score carry the behaviour.
 
 With D(u) = a_corr(u) − a_clean(u) and x_v the stream that v reads before its norm:
 
@@ -37,19 +37,17 @@ from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, cache_folder, write_atomically
 from mechrl.files.sealed import read_sealed, sealed
 
-# Where the m steps of EAP-IG are: k/m for k = 0 … m−1 in the paper and in EAP-IG's current code (with the corrupted end, without the
-# clean one), for k = 1 … m in the code of EAP-IG's publication.
+# Positions of the m steps of EAP-IG: k/m for k = 0 … m−1 in the paper and in EAP-IG's current code (with the corrupted end, without the
+# clean one), for k = 1 … m in the code released with EAP-IG.
 Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "gim", "relp", "mask-gradients", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
+STEPS = 5  # m, the paper's
 NEGATIVE = 0.3
-ORDERS = (
-    0.0,
-    NEGATIVE,
-    1.0,
-)  # weights of negative scores in `strength`: such edges go first, early, or like others
+# weights of negative scores in `strength`: such edges go first, early, or like others
+ORDERS = (0.0, NEGATIVE, 1.0)
 
-_CUTS_AT_ONCE = 256  # masks of one call of `exact`
+_CUTS_AT_ONCE = 256  # masks in one call of `exact`
 
 
 def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
@@ -62,20 +60,20 @@ def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
 
 
 def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
-    """What attribution differentiates: the metric, negated, or KL(model ‖ ·). Logits [C, batch, V] to [C, batch]."""
+    """The loss to differentiate: the negated metric, or KL(model ‖ ·). Maps logits [C, batch, V] to [C, batch]."""
     if metric == "kl":
         return engine.kl_objective
     return lambda logits: -metric_value(metric, logits, pairs)
 
 
 def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
-    """[E] EAP; with `rules` GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
+    """[E] EAP; with `rules`, GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
     gradient: np.ndarray = _gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
     return -gradient
 
 
 def eap_ig_inputs(
-    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+    engine: Engine, objective: Objective, steps: int = STEPS, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
     """[E] EAP-IG on inputs: D from the two ends, the gradient averaged over interpolated token embeddings."""
     return _eap_ig_inputs(engine, [objective], steps, convention)[0]
@@ -92,12 +90,12 @@ def _eap_ig_inputs(
 
 
 def eap_ig_activations(
-    engine: Engine, objective: Objective, steps: int = 5, convention: Convention = "from-corrupt"
+    engine: Engine, objective: Objective, steps: int = STEPS, convention: Convention = "from-corrupt"
 ) -> np.ndarray:
     """[E] EAP-IG on activations: interpolates one group of nodes (the input, a layer's heads, an MLP) and recomputes the rest.
 
-    Nodes of a group do not read each other, so they write what they write in the clean run, and M = k/m on all edges out of the group
-    interpolates its outputs: a_corr + (k/m)(a_clean − a_corr). m runs for each of the 2L + 1 groups.
+    Nodes of a group do not read each other, so their outputs are those of the clean run, and M = k/m on all edges out of the group
+    interpolates these outputs: a_corr + (k/m)(a_clean − a_corr). m runs for each of the 2L + 1 groups.
     """
     graph = engine.graph
     scores = np.zeros(graph.n_edges)
@@ -118,12 +116,11 @@ def integrated_mask_gradients(
     edges: np.ndarray | None = None,
     mask: np.ndarray | None = None,
     objective: Objective | None = None,
-    steps: int = 5,
+    steps: int = STEPS,
 ) -> np.ndarray:
     """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM; 0 for edges that the circuit `mask` [n] lacks.
 
-    L is KL by default. Up to the error of the midpoint rule, a circuit's scores add up to L(empty) − L(circuit), which for KL is
-    f · KL_cut.
+    L is KL by default. Up to the error of the midpoint rule, a circuit's scores sum to L(empty) − L(circuit), which for KL is f · KL_cut.
     """
     edges = np.arange(engine.graph.n_edges) if edges is None else edges
     alive = np.ones(len(edges), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -154,10 +151,10 @@ def attribute(
     pairs: Pairs,
     metric: Metric,
     method: Method = "eap-ig-inputs",
-    steps: int = 5,
+    steps: int = STEPS,
     convention: Convention = "from-corrupt",
 ) -> np.ndarray:
-    """[E] scores by a method and a metric, given by name."""
+    """[E] scores by the name of a method and of a metric."""
     objective = loss(metric, pairs, engine)
     if method in ("eap", "gim", "relp"):
         return eap(engine, objective, {"gim": GIM, "relp": RELP}.get(method))
@@ -175,69 +172,41 @@ def attribute(
 # ---- cache ----------------------------------------------------------------------------------------------------------
 
 
-def cached(
-    engine: Engine,
-    pairs: Pairs,
-    metric: Metric,
-    method: Method = "eap-ig-inputs",
-    steps: int = 5,
-    convention: Convention = "from-corrupt",
-) -> np.ndarray:
-    """`attribute`, from the disk cache if possible.
+def cached(engine: Engine, pairs: Pairs, metric: Metric) -> np.ndarray:
+    """[E] EAP-IG on inputs, from the disk cache if possible.
 
-    Passes are charged either way: a method's cost must not depend on what ran before it.
+    Passes are charged either way: a method's cost must not depend on what ran before.
     """
-    return cached_by(engine, pairs, [metric], method, steps, convention)[0]
+    return cached_by(engine, pairs, [metric])[0]
 
 
-def cached_by(
-    engine: Engine,
-    pairs: Pairs,
-    metrics: Sequence[Metric],
-    method: Method = "eap-ig-inputs",
-    steps: int = 5,
-    convention: Convention = "from-corrupt",
-) -> list[np.ndarray]:
+def cached_by(engine: Engine, pairs: Pairs, metrics: Sequence[Metric]) -> list[np.ndarray]:
     """`cached` for several metrics. What they share is computed once, and charged for each."""
     folder = cache_folder() / "scores"
     found: dict[Metric, np.ndarray] = {}
     unknown: dict[Metric, tuple[Path, str]] = {}
     for metric in metrics:
-        what = _determinants(engine, pairs, metric, method, steps, convention)
+        what = _determinants(engine, pairs, metric)
         path = folder / f"{hashlib.sha256(what.encode()).hexdigest()}.safetensors"
         if (known := _read(path, what, engine.graph.n_edges)) is None:
             unknown[metric] = path, what
         else:
             found[metric], passes = known
             engine.ledger.charge(passes)
-    before = engine.passes
-    found |= zip(unknown, _attribute_by(engine, pairs, list(unknown), method, steps, convention), strict=True)
-    for metric, (path, what) in unknown.items():
+    if unknown:
+        before = engine.passes
+        objectives = [loss(metric, pairs, engine) for metric in unknown]
+        found |= zip(unknown, _eap_ig_inputs(engine, objectives, STEPS, "from-corrupt"), strict=True)
         passes = (engine.passes - before) / len(unknown)
-        with suppress(CannotWrite):  # a full or read-only disk only costs time
-            write_atomically(path, sealed({"scores": found[metric]}, {"what": what, "passes": repr(passes)}))
+        for metric, (path, what) in unknown.items():
+            about = {"what": what, "passes": repr(passes)}
+            with suppress(CannotWrite):  # a full or read-only disk only costs time
+                write_atomically(path, sealed({"scores": found[metric]}, about))
     return [found[metric] for metric in metrics]
 
 
-def _attribute_by(
-    engine: Engine,
-    pairs: Pairs,
-    metrics: Sequence[Metric],
-    method: Method,
-    steps: int,
-    convention: Convention,
-) -> list[np.ndarray]:
-    if method == "eap-ig-inputs" and metrics:
-        objectives = [loss(metric, pairs, engine) for metric in metrics]
-        return _eap_ig_inputs(engine, objectives, steps, convention)
-    return [attribute(engine, pairs, metric, method, steps, convention) for metric in metrics]
-
-
-def _determinants(
-    engine: Engine, pairs: Pairs, metric: Metric, method: Method, steps: int, convention: Convention
-) -> str:
+def _determinants(engine: Engine, pairs: Pairs, metric: Metric) -> str:
     """All that the scores depend on."""
-    stepped = method in ("eap-ig-inputs", "eap-ig-activations", "mask-gradients")
     return json.dumps(
         {
             "version": mechrl.__version__,
@@ -248,16 +217,16 @@ def _determinants(
             "pairs": [pairs.clean, pairs.corrupt],
             "answers": None if metric == "kl" else [pairs.answers, pairs.foils],
             "metric": metric,
-            "method": method,
-            "steps": steps if stepped else None,
-            "convention": convention if stepped and method != "mask-gradients" else None,
+            "method": "eap-ig-inputs",
+            "steps": STEPS,
+            "convention": "from-corrupt",
         },
         sort_keys=True,
     )
 
 
 def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | None:
-    """Scores and the passes they cost; None if the file is missing or not as it should be."""
+    """Scores and the passes they cost; None if the file is missing or invalid."""
     try:
         arrays, about = read_sealed(path)
         scores, passes = arrays["scores"], float(about["passes"])
@@ -290,11 +259,12 @@ def _gradient(
     weights: np.ndarray,
     objective: Objective | None,
     edges: np.ndarray | None = None,
-    against_full: bool = False,
     rules: Rules | None = None,
 ) -> np.ndarray:
-    found = engine.gradient(weights, edges, objective, against_full, rules=rules)
-    return found.gradient.double().cpu().numpy()
+    found: np.ndarray = (
+        engine.gradient(weights, edges, objective, rules=rules).gradient.double().cpu().numpy()
+    )
+    return found
 
 
 def _mean(values: torch.Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A reproduction without a model: cells filled with numbers that are known, to see what tables and figures make of them."""
+"""A reproduction without a model: cells filled with known numbers, to test the tables and figures made from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made_up(
     fill: bool = True,
     agent: Agent = Agent("0123456789abcdef", 3000, "metric", {}),  # noqa: B008 (frozen)
 ) -> View:
-    """With `fill`, every cell is done. Deterministic rows are exactly the paper's."""
+    """With `fill`, every cell is done. Deterministic rows equal the paper's."""
     scope = scope or Scope(costly_seeds=(0, 1), budget=Budget())
     known = gated(model, without)
     chosen = choose(known, scope.only)
@@ -60,25 +60,20 @@ def result_of(cell: Cell) -> dict[str, Any]:
     name, rng = a["behaviour"], Random(cell.name)
     if cell.kind == "curves":
         f = [1 - (1 + k / 100) ** -1 + rng.gauss(0, 0.002) for k in K_GRID]
-        greedy_f = {
-            key: dict([paper.COMPARISON[name][f"greedy_{key}"]]) if name in paper.COMPARISON else {}
-            for key in ("ld", "kl")
-        }
-        greedy = {
-            key: [known.get(n, 1 - (1 + n / 80) ** -1) for n in GREEDY_GRID]
-            for key, known in greedy_f.items()
-        }
+        theirs = paper.COMPARISON.get(name)
+        by_metric, by_kl = (dict([theirs.greedy_metric]), dict([theirs.greedy_kl])) if theirs else ({}, {})
+        ceilings = paper.CEILINGS.get(name, paper.Ceilings(0.95, 0.95, 0.95))
         return {
             "kl_cut": 4.65,
             "k": list(K_GRID),
             "f_metric": f,
             "ceiling": 0.95,
-            "ceiling_metric": paper.CEILING_METRIC.get(name, 0.95),
-            "ceiling_kl": paper.CEILING_KL.get(name, 0.95),
+            "ceiling_metric": ceilings.metric,
+            "ceiling_kl": ceilings.kl,
             "candidates": 3000,
             "greedy_sizes": list(GREEDY_GRID),
-            "greedy_metric": greedy["ld"],
-            "greedy_kl": greedy["kl"],
+            "greedy_metric": [by_metric.get(n, 1 - (1 + n / 80) ** -1) for n in GREEDY_GRID],
+            "greedy_kl": [by_kl.get(n, 1 - (1 + n / 80) ** -1) for n in GREEDY_GRID],
             "passes": 55.0,
             "seconds": 1.0,
             "device": "a device",

@@ -1,4 +1,4 @@
-"""The battery on circuits that are known edge by edge, and its arithmetic against brute force."""
+"""The validity checks on circuits known edge by edge, and their arithmetic against brute force."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_random_circuit_has_the_fewest_edges_that_leave_enough() -> None:
     masks = random_circuits(GRAPH, edges, 30, 4, seed=3, pruned=True)
     for i, mask in enumerate(masks):
         order = np.random.default_rng([3, i]).permutation(edges)
-        for n in range(len(edges) + 1):  # the slow way: one edge more at a time
+        for n in range(len(edges) + 1):  # the slow way: add one edge at a time
             slow = np.isin(edges, order[:n])
             if GRAPH.prune(slow).sum() >= 30:
                 break
@@ -172,7 +172,7 @@ def test_recovery_of_planted_components() -> None:
     assert result.p_value == hypergeometric_at_least(result.recovered, result.population, 3, len(mine))
     with pytest.raises(MechRLError, match="does not have: a7"):
         recovery(graph, mask, ("a7.h7",), mask[None])
-    # heads only: MLPs are then not part of the population
+    # only heads are known, so MLPs are not part of the population
     assert recovery(graph, mask, ("a0.h1",), mask[None]).population == 3 * 4
 
 

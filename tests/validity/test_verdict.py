@@ -1,4 +1,4 @@
-"""The verdict on a circuit: every check holds for a good one and fails for the circuit that lacks just that."""
+"""The verdict on a circuit: a good circuit passes every check; for each check, a circuit that lacks only that fails it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is told agrees with the circuit, the graph and the engine."""
+"""The page's data agrees with the circuit, the graph and the engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_edge_is_shown_while_it_lies_on_a_path(seed: int, scored: bool) -> No
     circuit = random_circuit(SMALL, 20, mask=mask, order=tuple(order.tolist()), scored=scored)
     edges, stops = circuit_data(circuit)["edges"], circuit_data(circuit)["stops"]
     removed = data._stops(len(circuit), len(order))
-    for stop, n in enumerate(removed):  # the obvious way: take away, prune, look
+    for stop, n in enumerate(removed):  # the straightforward way: cut, prune, compare
         now = mask.copy()
         now[order[n:]] = True
         live = np.flatnonzero(SMALL.prune(now)).tolist()
@@ -137,7 +137,7 @@ def test_f_along_the_order_is_the_engines(toy: Model, found: Circuit, shown: dic
     f = shown["stops"]["f"]
     assert f[-1] == pytest.approx(found.faithfulness, abs=1e-4)
     engine = Engine(toy, IOI.pairs(toy.tokenizer, found.pairs, found.seed))
-    expected = engine.faithfulness(Replay(found).there[[0, len(f) // 2]]).tolist()  # dead edges and all
+    expected = engine.faithfulness(Replay(found).there[[0, len(f) // 2]]).tolist()  # dead edges included
     assert [f[0], f[len(f) // 2]] == pytest.approx(expected, abs=1e-3)
 
 
@@ -170,7 +170,7 @@ def test_answers_are_the_models(toy: Model, found: Circuit, shown: dict) -> None
             p = values[i].softmax(-1)
             assert [x for _, x in top] == pytest.approx(p.topk(len(top)).values.tolist(), abs=2e-3)
             assert top[0][0] == toy.tokenizer.decode([int(p.argmax())])
-        assert pair["top"]["clean"][0][0] in pair["answers"]  # the toy model does IOI
+        assert pair["top"]["clean"][0][0] in pair["answers"]  # the toy model exhibits IOI
 
 
 def test_attention_is_packed_as_the_page_unpacks_it(toy: Model, found: Circuit, shown: dict) -> None:

@@ -29,8 +29,8 @@ class RandomPairs:
     corrupt: list[list[int]]
 
 
-def random_pairs(vocab_size: int, n: int, length: int, seed: int = 0) -> RandomPairs:
-    rng = np.random.default_rng(seed)
+def random_pairs(vocab_size: int, n: int, length: int) -> RandomPairs:
+    rng = np.random.default_rng(0)
     clean = rng.integers(0, vocab_size, (n, length))
     corrupt = clean.copy()
     places = [2, 4, max(length - 6, 5)]  # position 0 is the opening token, position 1 the first word
@@ -47,14 +47,14 @@ def prompts(model: Model) -> HasTokens:
 
 
 def sample_masks(
-    scores: np.ndarray, n: int, keep: int, by_score: bool = False, seed: int = 0
+    scores: np.ndarray, n: int, keep: int, by_score: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """`n` circuits of `keep` edges out of a candidate set, the 3000 (or twice `keep`) edges of highest |score|: masks and edges.
 
     Uniform draws are what an agent meets that has learnt nothing yet; many of their edges lie on no path. With `by_score` a circuit is
     made of the highest scores, blurred by Gumbel noise: what a search ends up with, nearly all of it alive.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     size = CANDIDATES if keep < CANDIDATES else 2 * keep
     edges = np.sort(np.argsort(-np.abs(scores))[:size])
     priority = rng.gumbel(size=(n, len(edges)))
@@ -80,9 +80,10 @@ def random_gpt2_small() -> Model:
 
 def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
     """`transformers`' own model of this shape, with random weights: time does not depend on their values."""
-    if spec.architecture == "gpt2":
-        from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+    module: torch.nn.Module
+    if spec.architecture == "gpt2":
         gpt2 = GPT2Config(
             n_layer=spec.n_layers,
             n_head=spec.n_heads,
@@ -93,20 +94,20 @@ def yardstick(spec: Spec, device: torch.device) -> torch.nn.Module:
             bos_token_id=0,
             eos_token_id=0,
         )
-        return torch.nn.Module.eval(torch.nn.Module.to(GPT2LMHeadModel(gpt2), device))
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    llama = LlamaConfig(
-        num_hidden_layers=spec.n_layers,
-        num_attention_heads=spec.n_heads,
-        num_key_value_heads=spec.n_kv_heads,
-        hidden_size=spec.d_model,
-        intermediate_size=spec.d_mlp,
-        head_dim=spec.d_head,
-        vocab_size=spec.vocab_size,
-        tie_word_embeddings=True,
-    )
-    return torch.nn.Module.eval(torch.nn.Module.to(LlamaForCausalLM(llama), device))
+        module = GPT2LMHeadModel(gpt2)
+    else:
+        llama = LlamaConfig(
+            num_hidden_layers=spec.n_layers,
+            num_attention_heads=spec.n_heads,
+            num_key_value_heads=spec.n_kv_heads,
+            hidden_size=spec.d_model,
+            intermediate_size=spec.d_mlp,
+            head_dim=spec.d_head,
+            vocab_size=spec.vocab_size,
+            tie_word_embeddings=True,
+        )
+        module = LlamaForCausalLM(llama)
+    return torch.nn.Module.eval(torch.nn.Module.to(module, device))
 
 
 def bench_engine(

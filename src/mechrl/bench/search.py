@@ -142,15 +142,17 @@ def _of_the_engine(session: SearchSession, mask: np.ndarray, device: torch.devic
     return rows
 
 
+_REPEATS = 3
+
+
 def best(
     work: Callable[[], object],
     device: torch.device,
-    repeats: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Seconds of the quickest of some calls: on a busy machine the others say more about the neighbours."""
     times = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         begin = clock()
         work()
         if device.type == "cuda":

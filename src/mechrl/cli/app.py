@@ -92,19 +92,12 @@ def models(as_json: options.Json = False) -> None:
         )
 
 
-app.command("behaviours")(behaviours_command)
-app.command("check")(check_command)
-app.command("discover")(discover_command)
-app.command("adapt")(adapt_command)
-app.command("search")(search_command)
-app.command("validate")(validate_command)
-app.command("metrics")(metrics_command)
-app.command("compare")(compare_command)
-app.command("reproduce")(reproduce_command)
-app.command("train")(train_command)
-app.command("curves")(curves_command)
-app.command("export")(export_command)
-app.command("view")(view_command)
+for _command in (
+    *(behaviours_command, check_command, discover_command, adapt_command, search_command, validate_command),
+    *(metrics_command, compare_command, reproduce_command, train_command, curves_command),
+    *(export_command, view_command),
+):
+    app.command(_command.__name__.removesuffix("_command"))(_command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(planner_app, name="planner")
 
@@ -132,9 +125,8 @@ def _plain(command: Any) -> Any:
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 _LONGEST = 1000  # characters of an error: a name may be of any length
-_UsageError: type[Exception] = typer.BadParameter.__mro__[
-    1
-]  # typer keeps its own copy of click, and does not show this class
+# typer keeps its own copy of click, and does not show this class
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -217,9 +209,8 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal that cannot show ≥ is no reason to fail
+        # a terminal that cannot show ≥ is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     # an orderly end: half-written files are removed and the terminal gets its cursor back
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

@@ -36,7 +36,7 @@ def behaviours_command(
         bool,
         typer.Option("--list", rich_help_panel=options.BASICS, help="List them and run no model."),
     ] = False,
-    pairs: Annotated[int, options.number(options.BUDGET, "Test pairs per behaviour.", MOST_PAIRS)] = 50,
+    pairs: Annotated[int, options.budget(min=1, max=MOST_PAIRS, help="Test pairs per behaviour.")] = 50,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
     as_json: options.Json = False,

@@ -17,35 +17,20 @@ app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 @app.command("engine")
 def bench_engine(
     model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            rich_help_panel=options.BASICS,
-            help="As everywhere, or `gpt2-random`: GPT-2 small's shape.",
-        ),
+        str, options.basic("--model", "-m", help="As everywhere, or `gpt2-random`: GPT-2 small's shape.")
     ] = "toy",
     device: options.Device = "auto",
     circuits: Annotated[
         str,
-        typer.Option(
-            rich_help_panel=options.BUDGET,
+        options.budget(
             help="Circuits per call, comma-separated. [default: 1,4; on a GPU 1,16,128,2048]",
             show_default=False,
         ),
     ] = "",
     repeats: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_AT_ONCE,
-            rich_help_panel=options.BUDGET,
-            help="Runs per figure; the median is reported.",
-        ),
+        int, options.budget(min=1, max=MOST_AT_ONCE, help="Runs per figure; the median is reported.")
     ] = 3,
-    tf32: Annotated[
-        bool, typer.Option(rich_help_panel=options.EXPERT, help="Allow TF32 matrix products on a GPU.")
-    ] = True,
+    tf32: Annotated[bool, options.expert(help="Allow TF32 matrix products on a GPU.")] = True,
     as_json: options.Json = False,
 ) -> None:
     """Circuits per second, next to a plain `transformers` forward of the same 20 IOI prompts.

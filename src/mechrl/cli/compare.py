@@ -31,8 +31,7 @@ def compare_command(
     behaviours: options.Behaviours = "all",
     methods: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=options.EXPERT,
+        options.expert(
             help="Comma-separated; also `top-n-kl`, `greedy-kl`, `matryoshka` and, with --policy, `paper`, `paper-adapted` and "
             "`paper-from-scratch`. [default: all other searches, and with --policy `paper` and `paper-adapted`]",
             show_default=False,
@@ -40,9 +39,8 @@ def compare_command(
     ] = None,
     targets: Annotated[
         str,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both.",
+        options.basic(
+            help="f ≥ tau on `discovery` pairs, on fresh ones as judged by validation pairs (`test`), or both."
         ),
     ] = "discovery,test",
     seeds: options.Seeds = "0,1,2",
@@ -50,27 +48,20 @@ def compare_command(
     pairs: options.Pairs = 20,
     k: Annotated[
         int,
-        typer.Option(
+        options.budget(
             "--k",
             min=1,
             max=MOST_EDGES,
-            rich_help_panel=options.BUDGET,
             help="Candidate edges of a search, by each score; a policy has its own.",
         ),
     ] = 3000,
     policy: options.PolicyOfPaper = None,
     iterations: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MOST_STEPS, rich_help_panel=options.BUDGET, help="Of the policy's adaptation."
-        ),
+        int, options.budget(min=1, max=MOST_STEPS, help="Of the policy's adaptation.")
     ] = 80,
-    out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=options.BASICS, help="Folder for the cells, the circuits and the tables."
-        ),
-    ] = Path("runs/compare"),
+    out: Annotated[Path, options.basic(help="Folder for the cells, the circuits and the tables.")] = Path(
+        "runs/compare"
+    ),
     jobs: options.Jobs = 1,
     ray: options.Ray = None,
     seconds: options.SecondsThenRepeat = None,
@@ -163,51 +154,30 @@ def reproduce_command(
         typer.Option("--quick", help="A smoke run: two behaviours, tiny budgets. Its numbers mean nothing."),
     ] = False,
     out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Folder for the cells, the tables, the figures and report.html.",
-        ),
+        Path, options.basic(help="Folder for the cells, the tables, the figures and report.html.")
     ] = Path("runs/reproduce"),
     agent: Annotated[
         names.ReproducedAgent,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            **options.choice("agent", names.ReproducedAgent),
-            help="Whose tables these are.",
-        ),
+        options.basic(**options.choice("agent", names.ReproducedAgent), help="Whose tables these are."),
     ] = "paper",
     policy: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=options.BASICS,
+        options.basic(
             help="Folder of its policy, which `mechrl train` writes. [default: one is trained first]",
             show_default=False,
         ),
     ] = None,
     seeds: options.Seeds = "0,1,2",
     costly_seeds: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=options.REPRODUCIBILITY,
-            help="Of adaptation, training from scratch, ACDC over the whole graph.",
-        ),
+        str, options.reproducible(help="Of adaptation, training from scratch, ACDC over the whole graph.")
     ] = "0",
     behaviours: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Only these, comma-separated. [default: the paper's]",
-            show_default=False,
-        ),
+        options.basic(help="Only these, comma-separated. [default: the paper's]", show_default=False),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=options.EXPERT,
-            help="Only these at matched f, comma-separated. [default: all]",
-            show_default=False,
-        ),
+        options.expert(help="Only these at matched f, comma-separated. [default: all]", show_default=False),
     ] = None,
     jobs: options.Jobs = 1,
     ray: options.Ray = None,

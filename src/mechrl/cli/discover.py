@@ -18,6 +18,7 @@ from mechrl.cli.train import tell
 from mechrl.errors import MechRLError
 from mechrl.files.saving import Saving
 from mechrl.messages import say
+from mechrl.ranges import MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def discover_command(
     pairs: options.Pairs = 20,
     budget: Annotated[
         int,
-        options.number(options.BUDGET, "Most passes to spend; the answer is then the best circuit so far."),
+        options.budget(
+            min=1, max=MOST_STEPS, help="Most passes to spend; the answer is then the best circuit so far."
+        ),
     ] = 1000,
     planner: Annotated[
         Path | None,
@@ -84,7 +87,7 @@ def discover_command(
     if policy is not None:
         raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
     from mechrl import gate
-    from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
+    from mechrl.agents.planner.session import DiscoverSettings, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
     from mechrl.engine.estimate import estimate
@@ -92,9 +95,7 @@ def discover_command(
     from mechrl.search.problem import Interrupted
 
     chosen = get_behaviour(behaviour)
-    settings = DiscoverSettings(
-        tau, pairs, HoldsOn(on_which_pairs(chosen, holds_on)), budget=budget, seed=seed
-    )
+    settings = DiscoverSettings(tau, pairs, on_which_pairs(chosen, holds_on), budget=budget, seed=seed)
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):

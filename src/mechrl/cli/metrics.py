@@ -39,27 +39,19 @@ def metrics_command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        options.basic(
             "--model",
             "-m",
-            rich_help_panel=options.BASICS,
             help="As everywhere. [default: what the circuit names, or `toy`]",
             show_default=False,
         ),
     ] = None,
     pairs: options.Pairs = 20,
-    fresh: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MOST_PAIRS, rich_help_panel=options.BUDGET, help="Fresh pairs to measure on."
-        ),
-    ] = 100,
+    fresh: Annotated[int, options.budget(min=1, max=MOST_PAIRS, help="Fresh pairs to measure on.")] = 100,
     submission: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Folder for BEHAVIOUR_MODEL/importances.json, or .pt for a large graph.",
-            show_default=False,
+        options.basic(
+            help="Folder for BEHAVIOUR_MODEL/importances.json, or .pt for a large graph.", show_default=False
         ),
     ] = None,
     seed: options.Seed = 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +11,12 @@ from mechrl.cli import options
 from mechrl.cli.output import one_writer
 from mechrl.cli.terminal import Live, answer, working
 from mechrl.errors import MechRLError
-from mechrl.messages import say
 from mechrl.ranges import MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
     from mechrl.agents.planner.fit import FitSettings
-    from mechrl.agents.planner.records import Record
+    from mechrl.experiments.experiment import Experiment
 
 app = typer.Typer(
     help="Train the planner: a learned model of what an edit does to faithfulness.", no_args_is_help=True
@@ -38,6 +36,7 @@ Behaviours = Annotated[
         help="`built-in` (all that the model exhibits), `train`, `held-out`, or names and files, comma-separated."
     ),
 ]
+States = Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")]
 Epochs = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="How often every circuit is seen.")]
 
 
@@ -54,7 +53,7 @@ def collect_command(
         Path | None,
         typer.Option(help="A planner whose costs order the edits: a later round.", show_default=False),
     ] = None,
-    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
+    states: States = 8,
     jobs: options.Jobs = 1,
     ray: options.Ray = None,
     device: options.Device = "auto",
@@ -67,12 +66,10 @@ def collect_command(
     - `mechrl planner collect --out runs/records`
     - `mechrl planner collect --model smollm2 --jobs 2 --out runs/records`
     """
-    with stop_signals() as stopped:
-        if not collect(model, behaviours, draws, out, network, states, jobs, ray, device, seconds, stopped):
-            say(
-                f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
-            )
-            raise typer.Exit(128 + stopped[0] if stopped else 0)
+    from mechrl.experiments.experiment import Experiment
+
+    experiment = Experiment(model, out, None, device, jobs, seconds, ray)
+    collect(experiment, behaviours, draws, network, states)
     answer(out)
 
 
@@ -113,7 +110,7 @@ def train_command(
         int,
         typer.Option(min=1, max=10, help="After the first, edits are ordered by the network fitted so far."),
     ] = 2,
-    states: Annotated[int, typer.Option(min=1, max=100, help="Circuits of a walk.")] = 8,
+    states: States = 8,
     epochs: Epochs = 24,
     seed: options.Seed = 0,
     jobs: options.Jobs = 1,
@@ -132,68 +129,49 @@ def train_command(
     import time
 
     from mechrl.agents.planner.fit import FitSettings
+    from mechrl.experiments.experiment import Experiment
 
     until = None if seconds is None else time.monotonic() + seconds
     folders: list[Path] = []
     network: Path | None = None
-    with stop_signals() as stopped:
-        for r in range(rounds):
-            folders.append(out / f"round-{r + 1}")
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not collect(
-                model, behaviours, draws, folders[-1], network, states, jobs, ray, device, left, stopped
-            ):
-                say(
-                    f"{'interrupted' if stopped else 'out of time'}; {out} holds what is done. To go on, repeat the command"
-                )
-                raise typer.Exit(128 + stopped[0] if stopped else 0)
-            target = out if r == rounds - 1 else out / f"after-{r + 1}"
-            network = target / "model.safetensors"
-            if r == rounds - 1 or not network.exists():
-                fit(folders, target, None, FitSettings(epochs=epochs, seed=seed), device, stopped)
+    for r in range(rounds):
+        folders.append(out / f"round-{r + 1}")
+        left = None if until is None else max(0.0, until - time.monotonic())
+        experiment = Experiment(model, folders[-1], None, device, jobs, left, ray)
+        collect(experiment, behaviours, draws, network, states)
+        target = out if r == rounds - 1 else out / f"after-{r + 1}"
+        network = target / "model.safetensors"
+        if r == rounds - 1 or not network.exists():
+            fit(folders, target, None, FitSettings(epochs=epochs, seed=seed), device)
     answer(out)
 
 
-def collect(
-    model: str,
-    behaviours: str,
-    draws: str,
-    out: Path,
-    network: Path | None,
-    states: int,
-    jobs: int,
-    ray: str | None,
-    device: str,
-    seconds: float | None,
-    stopped: list[int],
-) -> bool:
-    """True: all of it is done."""
+def collect(experiment: Experiment, behaviours: str, draws: str, network: Path | None, states: int) -> None:
+    """Walks of one round. Leaves the command if they could not all be done."""
     from mechrl.agents.planner.collect import CollectSettings
     from mechrl.agents.planner.network import load_model
     from mechrl.experiments import collect as collecting
     from mechrl.experiments.compare import parse_seeds
-    from mechrl.experiments.experiment import Experiment
     from mechrl.files.reading import file_checksum
 
-    seeds = parse_seeds(draws)
+    seeds, settings = parse_seeds(draws), CollectSettings(states=states)
     if network is not None:
         load_model(network)  # it can be read, before anything is done
-    with Experiment(model, out, None, device, jobs, seconds, ray) as experiment:
+    with experiment:
         gated = experiment.gate(behaviours)
         known = None if network is None else file_checksum(network)
         experiment.workspace.context["network"] = None if network is None else str(network)
-        settings = CollectSettings(states=states)
+        model, checksum = gated.model["model"], gated.model["checksum"]
         cells = [
-            collecting.collect_cell(
-                gated.model["model"], gated.model["checksum"], name, draw, settings, known
-            )
+            collecting.collect_cell(model, checksum, name, draw, settings, known)
             for draw in seeds
             for name in gated.names
         ]
         for cell in cells:  # a walk whose records are gone is walked again
             if not collecting.records_of(experiment.workspace, cell).exists():
                 experiment.workspace.path(cell).unlink(missing_ok=True)
-        return experiment.run(cells)
+        finished = experiment.run(cells)
+    experiment.leave(finished)
 
 
 def fit(
@@ -202,7 +180,6 @@ def fit(
     without: str | None,
     settings: FitSettings,
     device: str,
-    stopped: Sequence[int] = (),
 ) -> Path:
     """Writes the planner's folder."""
     from mechrl.agents.planner import records
@@ -213,13 +190,9 @@ def fit(
     from mechrl.models import resolve_device
 
     with working("reading records"):
-        found: list[Record] = [
-            record for folder in folders for record in records.read_all(folder / "records")
-        ]
-    families, left_out = (
-        records.families(found),
-        [name.strip() for name in (without or "").split(",") if name.strip()],
-    )
+        found = [record for folder in folders for record in records.read_all(folder / "records")]
+    families = records.families(found)
+    left_out = [name.strip() for name in (without or "").split(",") if name.strip()]
     if unknown := sorted(set(left_out) - set(families)):
         raise MechRLError(f"no records of the families {', '.join(unknown)}; there are {', '.join(families)}")
     kept = [record for record in found if record.family not in left_out]
@@ -237,6 +210,6 @@ def fit(
         "edits": sum(len(record.f) for record in kept),
         "settings": settings.to_json(),
     }
-    with only_writer(out):
+    with only_writer(out), stop_signals() as stopped:
         patiently(lambda: save_model(out / "model.safetensors", network, about), lambda: bool(stopped))
     return out

@@ -29,26 +29,17 @@ _CHECKPOINT = "checkpoint.safetensors"
 def train_command(
     model: options.Model = "toy",
     behaviours: options.Behaviours = "train",
-    out: Annotated[Path, typer.Option(rich_help_panel=options.BASICS, help="The run's folder.")] = Path(
-        "runs/train"
-    ),
+    out: Annotated[Path, options.basic(help="The run's folder.")] = Path("runs/train"),
     iterations: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_STEPS,
-            rich_help_panel=options.BUDGET,
-            help="Rollouts of 512 steps, each followed by an update.",
-        ),
+        int, options.budget(min=1, max=MOST_STEPS, help="Rollouts of 512 steps, each followed by an update.")
     ] = 1200,
     envs: options.Envs = 4,
     k: Annotated[
         int | None,
-        typer.Option(
+        options.expert(
             "--k",
             min=1,
             max=MOST_EDGES,
-            rich_help_panel=options.EXPERT,
             help="Candidate edges. [default: the fewest whose ceiling reaches 0.9 for every behaviour]",
             show_default=False,
         ),
@@ -103,12 +94,8 @@ def adapt_command(
     model: options.Model = "toy",
     iterations: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MOST_STEPS,
-            rich_help_panel=options.BUDGET,
-            help="Of training. [default: 80, from scratch 200]",
-            show_default=False,
+        options.budget(
+            min=1, max=MOST_STEPS, help="Of training. [default: 80, from scratch 200]", show_default=False
         ),
     ] = None,
     from_scratch: Annotated[
@@ -119,11 +106,7 @@ def adapt_command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Folder for circuit.json, the adapted policy and metrics.jsonl.",
-        ),
+        Path, options.basic(help="Folder for circuit.json, the adapted policy and metrics.jsonl.")
     ] = Path("runs/adapt"),
     save_every: options.SaveEvery = 20,
     seconds: options.SecondsThenResume = None,

@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call: on a GPU, a call for a few circuits costs as much as one for a hundred."""
+"""Circuits of several behaviours in one call. On a GPU, a call with a few circuits takes as long as one with a hundred."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mechrl.engine.plan import Plan, make_plan
 from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
-_CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
-_MEMORY = 3 * 2**30  # bytes of rows in a chunk, or a fifth of what this process may have
-_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need, or three tenths
+_CIRCUITS_PER_CHUNK = 64  # small enough that the next chunk is planned while this one runs
+_MEMORY = 3 * 2**30  # bytes of rows in a chunk; at most a fifth of what this process may use
+_GRADIENT_MEMORY = 4 * 2**30  # bytes for all that a chunk's gradients need; at most three tenths
 
 
 class ManyEngines:
@@ -37,15 +37,14 @@ class ManyEngines:
         if self.fused:
             self.edge_set = EdgeSet(model.graph, np.unique(np.concatenate(self.edges)))
             self._columns = [np.searchsorted(self.edge_set.edges, e) for e in self.edges]
-            self._own_column = np.zeros(
-                (len(engines), len(self.edge_set.edges)), dtype=np.int64
-            )  # the way back
+            # the way back
+            self._own_column = np.zeros((len(engines), len(self.edge_set.edges)), dtype=np.int64)
             for own, columns in zip(self._own_column, self._columns, strict=True):
                 own[columns] = np.arange(len(columns))
             cache = join(caches)
             tokens, pairs = [c.n_tokens for c in caches], [c.n_pairs for c in caches]
             bounds = np.array([[0, *np.cumsum(tokens)], [0, *np.cumsum(pairs)]])
-            self._ground = RunContext(model, cache, bounds, engines[0].tf32, engines[0].half)
+            self._context = RunContext(model, cache, bounds, engines[0].tf32, engines[0].half)
             device = model.device
             self._allowed = allowed_memory(device)
             # f = 1 − Σ_pairs share · KL / KL_cut; a pair that occurs several times in a batch is computed once
@@ -85,35 +84,6 @@ class ManyEngines:
             )
         return f
 
-    def mask_gradients(
-        self, which: np.ndarray, masks: np.ndarray, alpha: np.ndarray | Sequence[float]
-    ) -> np.ndarray:
-        """[C, width of masks] float64: minus the average over `alpha` of ∂(KL / KL_cut)/∂M at αM for kept edges, 0 for cut ones.
-
-        With midpoints (k + ½)/m as `alpha` these are `attribution.integrated_mask_gradients` of each circuit; they add up to its f.
-        """
-        which, alpha = np.asarray(which, dtype=np.int64), np.asarray(alpha, dtype=np.float64)
-        if not self.fused:
-            result = np.zeros(masks.shape)
-            for i, g in enumerate(which):
-                engine, edges = self.engines[g], self.edges[g]
-                kept = np.flatnonzero(masks[i, : len(edges)])
-                gradient = engine.gradient(np.repeat(alpha[:, None], len(kept), axis=1), edges[kept]).gradient
-                result[i, kept] = -gradient.double().cpu().numpy().mean(0) / engine.kl_cut
-            return result
-        array = self._over_all_edges(which, masks, 3 * len(alpha))
-        circuit = np.repeat(np.arange(len(which)), len(alpha))
-        weight = np.broadcast_to(
-            np.tile(alpha, len(which)).astype(np.float32)[:, None], (len(circuit), array.shape[1])
-        )
-        return self._gradients(which, array, circuit, weight, masks.shape[1]) / len(alpha)
-
-    def gains(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """[C, width of masks] float64: −∂(KL / KL_cut)/∂M at the circuits themselves, for all edges of their engines. To first order, what
-        f gains from adding an edge, or loses from cutting it."""
-        wanted = np.arange(masks.shape[1]) < np.array([len(self.edges[g]) for g in which]).reshape(-1, 1)
-        return self.gradients(which, masks.astype(np.float64), wanted)
-
     def gradients(self, which: np.ndarray, weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """[C, width] float64: −∂(KL / KL_cut)/∂M of the edges `wanted`, at real-valued masks `weights`. All other edges are cut."""
         which = np.asarray(which, dtype=np.int64)
@@ -125,50 +95,29 @@ class ManyEngines:
                 result[i, kept] = -gradient.double().cpu().numpy() / engine.kl_cut
             return result
         array = self._over_all_edges(which, wanted, passes=3)
-        over_all = np.zeros(array.shape, dtype=np.float32)
+        weight = np.zeros(array.shape, dtype=np.float32)
         for i, g in enumerate(which):
-            over_all[i, self._columns[g]] = weights[i, : len(self.edges[g])]
-        return self._gradients(which, array, np.arange(len(which)), over_all, weights.shape[1])
-
-    def _gradients(
-        self, which: np.ndarray, array: np.ndarray, circuit: np.ndarray, weight: np.ndarray, width: int
-    ) -> np.ndarray:
-        """[C, width] minus the summed gradients: run i is circuit `circuit[i]` of `array`, under `weight[i]` [edges]."""
-        need = self._ground.sizes[0][which] * gradient_bytes(
-            self._ground.model.spec, self.edge_set.edges, array
+            weight[i, self._columns[g]] = weights[i, : len(self.edges[g])]
+        need = self._context.sizes[0][which] * gradient_bytes(
+            self._context.model.spec, self.edge_set.edges, array
         )
         places, parts = [np.zeros(0, dtype=np.int64)], [torch.zeros(0, device=self._share.device)]
+        width = weights.shape[1]
         with torch.no_grad(), self.engines[0]._precision():
-            chunks = consecutive(
-                need[circuit], min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK
-            )
+            chunks = consecutive(need, min(_GRADIENT_MEMORY, 0.3 * self._allowed), _CIRCUITS_PER_CHUNK)
 
             def run(some: slice) -> tuple[np.ndarray, Tensor]:
-                return self._gradient_chunk(which[circuit[some]], array[circuit[some]], weight[some])
+                return self._gradient_chunk(which[some], array[some], weight[some])
 
             for some, (edge, gradient) in fitting(chunks, run):
-                c = circuit[some]
                 place, column = np.divmod(edge, array.shape[1])
-                places.append(c[place] * width + self._own_column[which[c[place]], column])
+                circuit = some.start + place
+                places.append(circuit * width + self._own_column[which[circuit], column])
                 parts.append(gradient)
         found = torch.cat(parts).double().cpu().numpy()
         if not np.isfinite(found).all():
             raise MechRLError("a gradient is beyond the range of half precision; run this model without it")
         return -np.bincount(np.concatenate(places), found, minlength=len(which) * width).reshape(-1, width)
-
-    def prune(self, which: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """The masks without dead edges."""
-        result = np.zeros_like(masks)
-        if not self.fused:
-            for g in np.unique(which):
-                mine, edges = which == g, self.edges[g]
-                result[mine, : len(edges)] = self.engines[g].graph.prune(masks[mine, : len(edges)], edges)
-            return result
-        array = self.edge_set.prune(self._over_all_edges(which, masks, passes=0))
-        for g in np.unique(which):
-            mine, columns = np.flatnonzero(which == g), self._columns[g]
-            result[mine, : len(columns)] = array[mine[:, None], columns]
-        return result
 
     def _over_all_edges(self, which: np.ndarray, masks: np.ndarray, passes: int) -> np.ndarray:
         """The masks, over the union of all candidate sets. Charges `passes` for each."""
@@ -181,16 +130,15 @@ class ManyEngines:
 
     def _chunk(self, which: np.ndarray, array: np.ndarray) -> Tensor:
         plan = make_plan(self.edge_set, array, group=which)
-        run = FusedRun(self._ground, plan)
-        distance = self._share.new_ones(
-            plan.n_outputs + 1
-        )  # 1 − f; first the circuits that are their corrupted selves
+        run = FusedRun(self._context, plan)
+        # 1 − f; first the circuits that are their corrupted selves
+        distance = self._share.new_ones(plan.n_outputs + 1)
         if plan.n_outputs:
             final = run.forward(self._inputs(run, which))
             job, pair = self._outputs(plan)
             kl = []
             for x, of in self._some(final, pair):
-                logits = self._ground.model.unembed(x)
+                logits = self._context.model.unembed(x)
                 # Σ p (log p − log q) = Σ p log p − Σ p · logit + log Σ exp logit
                 kl.append(logits.logsumexp(-1) - (self._probs[of] * logits).sum(-1) - self._entropy[of])
             distance[1:] = 0
@@ -202,8 +150,8 @@ class ManyEngines:
     ) -> tuple[np.ndarray, Tensor]:
         """∂(KL / KL_cut)/∂w at `weight` [C, edges] for the edges in `array`: their entries in the flattened masks, and their gradients."""
         plan = make_plan(self.edge_set, array, share=False, group=which)
-        run = FusedGradient(self._ground, plan)
-        model = self._ground.model
+        run = FusedGradient(self._context, plan)
+        model = self._context.model
         if not plan.n_outputs:
             return run.edge, self._probs.new_zeros(0)
         of_edges = torch.from_numpy(weight[np.divmod(run.edge, array.shape[1])])
@@ -218,18 +166,18 @@ class ManyEngines:
 
     def _inputs(self, run: FusedRun, which: np.ndarray) -> Tensor:
         """The input rows of the groups in this run, which come first."""
-        return self._ground.cache.input_difference[: int(run.full_begin[int(which.max()) + 1])]
+        return self._context.cache.input_difference[: int(run.full_begin[int(which.max()) + 1])]
 
     def _outputs(self, plan: Plan) -> tuple[Tensor, Tensor]:
         """The output, and the pair among those of all groups, of each normalised final stream that a run returns."""
-        group, sizes = plan.stages[-1].last.group, self._ground.sizes[1]
+        group, sizes = plan.stages[-1].last.group, self._context.sizes[1]
         job = np.repeat(np.arange(len(group)), sizes[group])
         pair = np.arange(len(job)) - first_tokens(sizes[group])[job] + first_tokens(sizes)[group][job]
         job_there, pair_there = self._there(torch.from_numpy(np.stack([job, pair])))
         return job_there, pair_there
 
     def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Streams and their pairs, in parts whose logits take a quarter of a gigabyte."""
+        """Streams and their pairs, in parts whose logits take at most a quarter of a gigabyte."""
         step = max(1, 2**26 // self._probs.shape[1])
         return zip(final.split(step), pair.split(step), strict=True)
 
@@ -239,7 +187,7 @@ class ManyEngines:
 
     def _chunks(self, which: np.ndarray, array: np.ndarray) -> Iterator[slice]:
         """Consecutive circuits whose rows fit into memory together, even if they share nothing."""
-        spec, graph = self._ground.model.spec, self._ground.model.graph
+        spec, graph = self._context.model.spec, self._context.model.graph
         rows = np.minimum(array.sum(1) + 1, graph.n_sources)
-        need = rows * self._ground.sizes[0][which] * spec.d_model * self._ground.dtype.itemsize
+        need = rows * self._context.sizes[0][which] * spec.d_model * self._context.dtype.itemsize
         return consecutive(need, min(_MEMORY, 0.2 * self._allowed), _CIRCUITS_PER_CHUNK)

@@ -77,9 +77,8 @@ def circuit_cell(
     budget: Budget,
     agent: Agent | None = None,
     assess: bool = False,
-    **search: Any,
 ) -> Cell:
-    """model: its name and checksum. search: more of a search's settings."""
+    """model: its name and checksum."""
     if method not in METHODS:
         raise MechRLError(f"unknown method {method!r}; choose among {', '.join(METHODS)}")
     arguments = model | {
@@ -94,7 +93,8 @@ def circuit_cell(
         known |= {"target": "test" if target == "test" else "discovery"}
         if method == "acdc":
             known["thresholds"] = list(budget.thresholds)
-        return Cell("circuit", arguments | {"search": known | search})
+            known |= {"whole_graph": True} if target == "paper" else {}
+        return Cell("circuit", arguments | {"search": known})
     if agent is None:
         raise MechRLError(
             f"the method {method!r} needs a policy: train one with `mechrl train` and give it by --policy"

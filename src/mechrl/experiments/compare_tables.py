@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mechrl.experiments.compare import Budget, ResultRow
 from mechrl.experiments.experiment import GateResult
-from mechrl.report.tables import Column, Table, Value
+from mechrl.report.tables import Table, Value, columns
 
 NAMES = {
     "top-n": "EAP-IG top-n",
@@ -49,19 +49,6 @@ def comparison_table(
     }[target]
     seeds = max((row.seeds for row in rows), default=0)
     overlaps = any(row.stability is not None for row in rows)
-    columns: tuple[Column, ...] = (
-        Column("behaviour", text=True),
-        Column("method", text=True),
-        Column("edges", 0),
-        Column("before pruning", 0),
-        Column("f discovery"),
-        Column("f test"),
-        *((Column("stability", 2), Column("by chance", 2)) if overlaps else ()),
-        Column("passes", 0),
-        Column("seconds", 1),
-        Column("seeds", 0),
-        Column("remarks", text=True),
-    )
     values: list[tuple[Value, ...]] = []
     for row in rows:
         sizes: tuple[Value, ...] = (row.edges_pruned, row.edges, row.f, row.f_test)
@@ -81,7 +68,12 @@ def comparison_table(
         )
         + "Seconds are wall time, on a device that "
         "the worker processes share.",
-        columns=columns,
+        columns=(
+            *columns({"behaviour": None, "method": None, "edges": 0, "before pruning": 0}),
+            *columns({"f discovery": 3, "f test": 3}),
+            *(columns({"stability": 2, "by chance": 2}) if overlaps else ()),
+            *columns({"passes": 0, "seconds": 1, "seeds": 0, "remarks": None}),
+        ),
         rows=tuple(values),
         command=command,
         notes=notes,

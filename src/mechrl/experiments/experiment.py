@@ -22,19 +22,13 @@ from mechrl.experiments.cells import Cell, Workspace
 from mechrl.experiments.compare import Agent, read_agent
 from mechrl.experiments.executor import CellProgress
 from mechrl.experiments.ray_cluster import RayExecutor, connect, gpus
-from mechrl.files import write_atomically
 from mechrl.messages import say
-from mechrl.report.tables import Table, dumps
+from mechrl.report.tables import Table
 from mechrl.signals import stop_signals
 
 _LINE_EVERY = 10.0  # seconds
-_GROUPS = (
-    "built-in",
-    "every",
-    "all",
-    "train",
-    "held-out",
-)  # `every`: other wordings as well; `built-in`: relations too
+# `every`: other wordings as well; `built-in`: relations too
+_GROUPS = ("built-in", "every", "all", "train", "held-out")
 
 
 @dataclass(frozen=True)
@@ -147,14 +141,9 @@ class Experiment:
         model = {"model": self.model, "checksum": result["checksum"][:16]}
         return GateResult(model, result["graph"], kept, verdicts, result["examples"])
 
-    def write_tables(self, tables: list[Table], folder: str = "tables") -> None:
+    def write_tables(self, tables: list[Table]) -> None:
         for table in tables:
-            for suffix, text in (
-                ("csv", table.to_csv()),
-                ("json", dumps(table)),
-                ("md", table.to_markdown()),
-            ):
-                write_atomically(self.out / folder / f"{table.name}.{suffix}", text.encode())
+            table.write(self.out / "tables")
 
     def leave(self, finished: bool) -> None:
         """Ends the command early, with a line that says how to go on."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -228,32 +229,45 @@ def _circuit(
     method: str,
     target: str,
     seed: int,
-    search: dict[str, Any] | None = None,
-    setting: dict[str, Any] | None = None,
-    deployment: dict[str, Any] | None = None,
-    policy: dict[str, Any] | None = None,
     assess: bool = False,
+    **how: Any,
 ) -> dict[str, Any]:
+    """how: `search`, its settings; of the paper's agent `setting`, `deployment` and `policy`."""
     chosen = get_behaviour(behaviour)
     here: Setting | None = None
     extra: dict[str, Any] = {}
-    if search is not None:
-        thresholds = {"thresholds": tuple(search["thresholds"])} if "thresholds" in search else {}
-        known = {key: value for key, value in search.items() if key != "target"} | thresholds
-        known["holds_on"] = "fresh" if search.get("target") == "test" else "discovery"
-        circuit = _by_search(resources, cell, chosen, SearchSettings(**known, seed=seed))
+    if "search" in how:
+        circuit = _by_search(resources, cell, chosen, _settings(**how["search"], seed=seed))
     else:
-        assert setting is not None and deployment is not None and policy is not None
-        here = Setting.make(resources.model, chosen, seed=seed, **setting)
-        circuit, extra = _by_paper(resources, cell, here, seed, method, deployment, policy)
+        here = Setting.make(resources.model, chosen, seed=seed, **how.pop("setting"))
+        circuit, extra = _by_paper(resources, cell, here, seed, method, **how)
     # scores and orders are large, and can be had again
     kept = replace(circuit, scores=None, order=())
     path = resources.workspace.folder / "circuits" / f"{cell.name}.json.gz"
     kept.save(path)
-    on_fresh = target == "test"
-    judged = circuit.faithfulness_validation if on_fresh else circuit.faithfulness
+    row = _row(circuit, target) | {"circuit": str(path.relative_to(resources.workspace.folder))}
+    if assess:
+        tell("validity")
+        let_go()  # of what the search had, for engines of other wordings follow
+        where = here or Setting.of(resources.model, chosen, circuit)
+        row["validity"] = validate(circuit, resources.model, chosen, setting=where, report=tell).to_json()
+        row["beyond"] = beyond(circuit, where).to_json()
+    return row | extra
+
+
+def _settings(
+    target: str = "discovery", thresholds: Sequence[float] | None = None, **search: Any
+) -> SearchSettings:
+    """Of a search, from what its cell says."""
+    sweep: dict[str, Any] = {} if thresholds is None else {"thresholds": tuple(thresholds)}
+    return SearchSettings(**search, **sweep, holds_on="fresh" if target == "test" else "discovery")
+
+
+def _row(circuit: Circuit, target: str) -> dict[str, Any]:
+    """What tables say of a circuit."""
+    judged = circuit.faithfulness_validation if target == "test" else circuit.faithfulness
     assert judged is not None
-    row = {
+    return {
         "edges": circuit.settings.get("edges_before_pruning", len(circuit)),
         "edges_pruned": circuit.size,
         "f": circuit.faithfulness,
@@ -266,15 +280,7 @@ def _circuit(
         "candidates": circuit.settings["candidates"],
         "ceiling": circuit.settings.get("ceiling"),
         "note": circuit.settings["note"],
-        "circuit": str(path.relative_to(resources.workspace.folder)),
     }
-    if assess:
-        tell("validity")
-        let_go()  # of what the search had, for engines of other wordings follow
-        where = here or Setting.of(resources.model, chosen, circuit)
-        row["validity"] = validate(circuit, resources.model, chosen, setting=where, report=tell).to_json()
-        row["beyond"] = beyond(circuit, where).to_json()
-    return row | extra
 
 
 def _by_search(resources: Resources, cell: Cell, behaviour: Behaviour, settings: SearchSettings) -> Circuit:

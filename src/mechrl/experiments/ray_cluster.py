@@ -25,9 +25,8 @@ from mechrl.experiments.worker import CellRunner, ask_to_stop, tell_to
 def connect(address: str) -> Any:
     """Ray, at work on the cluster of an address: `auto` for the one that this machine belongs to, `local` for one of its own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is done here is nobody else's business
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # of a cluster that is started here: workers are what it is for
+    # of a cluster that is started here: workers are what it is for
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
     except ImportError as exc:
@@ -93,18 +92,16 @@ class RayExecutor:
     def __init__(self, workspace: Workspace, ray: Any) -> None:
         self.ray = ray
         shared = gpus(ray) if str(workspace.context.get("device")).startswith("cuda") else 0
-        on_one = (
-            math.ceil(workspace.jobs / shared) if shared else 1
-        )  # actors that share a GPU, and its memory
+        # actors that share a GPU, and its memory
+        on_one = math.ceil(workspace.jobs / shared) if shared else 1
         self.workspace = replace(workspace, jobs=on_one)
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         each = max(1, min(max(cores), sum(cores) // workspace.jobs))
         self._needs = {"num_cpus": each, "num_gpus": 1 / on_one if shared else 0}
 
     def __enter__(self) -> RayExecutor:
-        self._quiet = redirect_stdout(
-            sys.stderr
-        )  # Ray prints what becomes of its machines; our answers are for programs to read
+        # Ray prints what becomes of its machines; our answers are for programs to read
+        self._quiet = redirect_stdout(sys.stderr)
         self._quiet.__enter__()
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.cells import Cell, Workspace
-from mechrl.experiments.compare import DEFAULT_METHODS, PAPERS, Agent, Budget, circuit_cell
+from mechrl.experiments.compare import DEFAULT_METHODS, PAPERS, Agent, Budget, Target, circuit_cell
 from mechrl.experiments.experiment import Experiment, GateResult
 from mechrl.files.reading import parse_json, read_bytes, read_json
 from mechrl.stats import Spread
@@ -104,9 +104,8 @@ class Cells:
     adapted: dict[tuple[str, int], Cell] = field(default_factory=dict)
     scratch: dict[tuple[str, int], Cell] = field(default_factory=dict)
     acdc: dict[tuple[str, float, int], Cell] = field(default_factory=dict)
-    matched: dict[tuple[str, str, str, int], Cell] = field(
-        default_factory=dict
-    )  # target, behaviour, method, seed
+    # target, behaviour, method, seed
+    matched: dict[tuple[str, str, str, int], Cell] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Cell]:
         """In the order in which they matter."""
@@ -125,9 +124,9 @@ def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> C
     cells, budget = Cells(), scope.budget
 
     def circuit(
-        behaviour: str, method: str, target: str, seed: int, assess: bool = False, **search: Any
+        name: str, method: str, target: Target, seed: int, assess: bool = False, budget: Budget = budget
     ) -> Cell:
-        return circuit_cell(gated.model, behaviour, method, target, seed, budget, agent, assess, **search)  # type: ignore[arg-type]
+        return circuit_cell(gated.model, name, method, target, seed, budget, agent, assess)
 
     for seed in scope.seeds:
         for name in chosen.variants:
@@ -141,11 +140,11 @@ def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> C
             cells.scratch[name, seed] = circuit(name, "paper-from-scratch", "discovery", seed)
         for name in chosen.all:
             for t in budget.thresholds:
-                cells.acdc[name, t, seed] = circuit(
-                    name, "acdc", "paper", seed, thresholds=[t], whole_graph=True
-                )
+                alone = replace(budget, thresholds=(t,))
+                cells.acdc[name, t, seed] = circuit(name, "acdc", "paper", seed, budget=alone)
     deployed = {"paper": cells.policy, "paper-adapted": cells.adapted}
-    for target in ("discovery", "test"):
+    targets: tuple[Target, Target] = ("discovery", "test")
+    for target in targets:
         for name in chosen.all:
             for method in scope.methods:
                 if method in deployed:  # the same circuits; the agent knows discovery pairs alone
@@ -155,9 +154,8 @@ def cells_of(scope: Scope, gated: GateResult, chosen: Chosen, agent: Agent) -> C
                             cells.matched[target, name, method, seed] = cell
                     continue
                 for seed in scope.seeds:
-                    assess = (
-                        target == "discovery" and seed == 0
-                    )  # not a matter of which seeds are asked for: cells stay the same
+                    # not a matter of which seeds are asked for: cells stay the same
+                    assess = target == "discovery" and seed == 0
                     cells.matched[target, name, method, seed] = circuit(name, method, target, seed, assess)
     return cells
 
@@ -334,22 +332,21 @@ def agreements(view: View) -> list[Agreement]:
     """Ceilings, ACDC at every threshold, EAP-IG greedy: all that the paper's tables have of deterministic rows."""
     found: list[Agreement] = []
     for name in view.chosen.all:
-        if name not in paper.CEILING_KL:
+        if name not in paper.CEILINGS:
             continue
         results = view.results(view.cells.curves, name)
         if results:
+            ceilings, greedy, sizes = paper.CEILINGS[name], paper.COMPARISON[name], results[0]["greedy_sizes"]
             own = get_behaviour(name).metric != "kl"
-            ceilings = [("ceiling, metric", paper.CEILING_METRIC, "ceiling_metric")] if own else []
-            for row, theirs, key in (*ceilings, ("ceiling, KL", paper.CEILING_KL, "ceiling_kl")):
+            deterministic = [("ceiling, metric", ceilings.metric, "ceiling_metric")] if own else []
+            for row, theirs, key in (*deterministic, ("ceiling, KL", ceilings.kl, "ceiling_kl")):
                 value = spread(results, key)
                 assert value is not None
-                found.append(Agreement(row, name, None, None, theirs[name], value.mean))
-            kinds = [("EAP-IG greedy", "greedy_ld", "metric")] if own else []
-            for row, key, which in (*kinds, ("EAP-IG greedy, KL", "greedy_kl", "kl")):
-                size, f = paper.COMPARISON[name][key]
-                sizes = results[0]["greedy_sizes"]
+                found.append(Agreement(row, name, None, None, theirs, value.mean))
+            kinds = [("EAP-IG greedy", greedy.greedy_metric, "greedy_metric")] if own else []
+            for row, (size, f), key in (*kinds, ("EAP-IG greedy, KL", greedy.greedy_kl, "greedy_kl")):
                 if size in sizes:  # ours at the paper's size
-                    at = Spread.of(r[f"greedy_{which}"][sizes.index(size)] for r in results)
+                    at = Spread.of(r[key][sizes.index(size)] for r in results)
                     found.append(Agreement(f"{row}, {size} edges", name, None, None, f, at.mean))
         for t, (size, f, _) in zip(paper.ACDC_THRESHOLDS, paper.ACDC[name], strict=True):
             ours = view.results(view.cells.acdc, name, t)

@@ -16,7 +16,7 @@ from mechrl.experiments.reproduce import View, agreements
 from mechrl.files import write_atomically
 from mechrl.report.figures import Figure
 from mechrl.report.page import Page, render
-from mechrl.report.tables import Table, dumps
+from mechrl.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def write_report(view: View, out: Path) -> Written:
 
 def write_files(out: Path, tables: Sequence[Table], figures: Sequence[Figure]) -> None:
     for table in tables:
-        for suffix, text in (("csv", table.to_csv()), ("json", dumps(table)), ("md", table.to_markdown())):
-            write_atomically(out / "tables" / f"{table.name}.{suffix}", text.encode())
+        table.write(out / "tables")
     for figure in figures:
         known = {
             "title": figure.title,

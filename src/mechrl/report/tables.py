@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mechrl.files import write_atomically
 from mechrl.stats import Spread, number
 
 Value = str | int | float | bool | Spread | None
@@ -22,6 +24,11 @@ class Column:
     digits: int = 3
     group: str = ""
     text: bool = False
+
+
+def columns(digits: Mapping[str, int | None], group: str = "") -> tuple[Column, ...]:
+    """Columns under one heading: their names and digits, None for text."""
+    return tuple(Column(name, 3 if n is None else n, group, n is None) for name, n in digits.items())
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class Table:
         ]
         known = {"name": self.name, "title": self.title, "caption": self.caption, "command": self.command}
         return known | {"rows": rows, "notes": list(self.notes)}
+
+    def write(self, folder: Path) -> None:
+        """As CSV, JSON and Markdown."""
+        for suffix, text in (("csv", self.to_csv()), ("json", dumps(self)), ("md", self.to_markdown())):
+            write_atomically(folder / f"{self.name}.{suffix}", text.encode())
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:

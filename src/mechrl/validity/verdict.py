@@ -24,7 +24,7 @@ import numpy as np
 
 from mechrl.circuit import Circuit
 from mechrl.search.select import top_n
-from mechrl.validity.checks import Validity, validate
+from mechrl.validity.checks import Control, Validity, validate
 from mechrl.validity.setting import Setting, f_of
 
 N_BOOTSTRAPS = 1000
@@ -81,8 +81,6 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
     ranking = np.zeros_like(mask)
     ranking[top_n(setting.scores, int(mask.sum()))] = True
     spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
-    gone, others = found.necessity < HALF, found.necessity_others
-    apart = hard.f.mean < HALF * found.faithfulness
     checks = (
         Check(
             "faithful",
@@ -92,27 +90,8 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
             "higher",
             _f(found.faithfulness_test, tau),
         ),
-        Check(
-            "necessary",
-            gone and found.necessity_p <= LEVEL,
-            found.necessity,
-            None if others is None else others.mean,
-            "lower",
-            f"f {_short(found.necessity)} with it ablated"
-            + ("" if others else ", and there are too few other edges to hold it against"),
-            found.necessity_p,
-            "not shown" if gone else "not",
-        ),
-        Check(
-            "specific",
-            apart and hard.p <= LEVEL,
-            found.faithfulness,
-            hard.f.mean,
-            "higher",
-            f"f {_short(found.faithfulness)} on discovery pairs",
-            hard.p,
-            "not shown" if apart else "not",
-        ),
+        _necessary(found),
+        _specific(found, hard),
         Check(
             "stable",
             stable >= ENOUGH_BOOTSTRAPS,
@@ -131,6 +110,35 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
         ),
     )
     return replace(found, verdict=ValidityVerdict(checks))
+
+
+def _necessary(found: Validity) -> Check:
+    gone, others = found.necessity < HALF, found.necessity_others
+    nothing = "" if others else ", and there are too few other edges to hold it against"
+    return Check(
+        "necessary",
+        gone and found.necessity_p <= LEVEL,
+        found.necessity,
+        None if others is None else others.mean,
+        "lower",
+        f"f {_short(found.necessity)} with it ablated{nothing}",
+        found.necessity_p,
+        "not shown" if gone else "not",
+    )
+
+
+def _specific(found: Validity, random: Control) -> Check:
+    apart = random.f.mean < HALF * found.faithfulness
+    return Check(
+        "specific",
+        apart and random.p <= LEVEL,
+        found.faithfulness,
+        random.f.mean,
+        "higher",
+        f"f {_short(found.faithfulness)} on discovery pairs",
+        random.p,
+        "not shown" if apart else "not",
+    )
 
 
 def validate_and_judge(

@@ -1,4 +1,4 @@
-"""The environment: features against their definitions, the paper's reward, rewards that telescope."""
+"""The environment: features against their definitions, the paper's reward, and rewards that telescope."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def test_features_follow_their_definitions():
     scores = np.random.default_rng(0).normal(size=graph.n_edges)
     got = features(graph, task.candidates, scores[task.candidates])
     assert got.edges.shape == (60, 16) and got.nodes.shape == (task.M, 7)
+    sources = np.unique(graph.edge_source[task.candidates])  # the parents
     order = sorted(range(60), key=lambda i: -abs(scores[task.candidates[i]]))
     for i, edge in enumerate(task.candidates):
         name = graph.edge_name(int(edge))
@@ -53,10 +54,10 @@ def test_features_follow_their_definitions():
         assert row[5:9].tolist() == [float(parent[0] == k) for k in kinds]
         assert row[9:13].tolist() == [float(child[0] == k) for k in kinds]
         assert row[13:].tolist() == [float(child.endswith(f"<{c}>")) for c in "qkv"]
-        assert graph.source_names[got.node_sources[got.parent[i]]] == parent
+        assert graph.source_names[sources[got.parent[i]]] == parent
     degree = np.bincount(got.parent)
     summed = np.bincount(got.parent, weights=np.abs(scores[task.candidates]))
-    for j, source in enumerate(got.node_sources):
+    for j, source in enumerate(sources):
         name = graph.source_names[source]
         layer = 0 if name == "input" else int(name[1:].split(".")[0])
         assert got.nodes[j, 0] == pytest.approx(layer / 2)

@@ -1,4 +1,4 @@
-"""Walks and records: what is written is what the engine says; a walk is the same twice; damaged files are refused."""
+"""Walks and records: records match the engine; a repeated walk is identical; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mechrl.agents.planner.collect import CollectSettings, Walk, walk
 from mechrl.behaviours import VALIDATION_SEED
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
+from tests.damage import damaged
 
 SMALL = CollectSettings(pairs=6, fresh=8, states=3, singles=8, additions=4, sets=6, mixed=4, outside=40)
 
@@ -41,7 +42,7 @@ def test_a_record_says_what_its_edits_did(toy, found: Walk) -> None:
         assert known[0] and 1 < known.sum() < len(known)
         assert np.allclose(fresh.faithfulness(masks[known]), record.f_fresh[known], atol=1e-5)
         assert not record.cut[0].any() and not record.add[0].any() and record.f[0] == record.look.f
-        assert record.add.any(0).all()  # nothing is kept of edges outside that were not tried
+        assert record.add.any(0).all()  # edges outside that were not tried are not stored
     sizes = [len(record.look.alive) for record in found.records]
     assert sizes == sorted(set(sizes), reverse=True)
 
@@ -81,12 +82,7 @@ def test_what_is_written_is_read(found: Walk, tmp_path: Path) -> None:
 def test_damaged_records_are_refused_in_one_line(found: Walk, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     records.write(path, found.records[:1], {})
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for i in range(100):
-        content = bytearray(whole)
-        for place in rng.integers(0, min(len(whole), 2000), 3):
-            content[place] = rng.integers(256)
-        path.write_bytes(bytes(content[: rng.integers(len(whole))]) if i % 3 == 0 else bytes(content))
+    for _ in damaged(path, 100, 2000):
         try:
             records.read(path)
         except MechRLError as exc:

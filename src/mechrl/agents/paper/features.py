@@ -1,4 +1,4 @@
-"""X^e and X^n: what the policy sees of a candidate set, whatever the model (the paper's Table 1 and appendix A.3).
+"""X^e and X^n: what the policy sees of a candidate set, for any model (the paper's Table 1 and appendix A.3).
 
 Everything is normalised within the behaviour: scores by the largest |score|, layers and distances by L − 1, degrees and summed
 scores by their largest value. Ranks lie in [0, 1], with 0 for the highest |score|. The input counts as layer 0, the logits as
@@ -24,7 +24,6 @@ class Features:
     edges: np.ndarray  # [K, 16] float32
     nodes: np.ndarray  # [M, 7] float32
     parent: np.ndarray  # [K] place of every edge's parent among the nodes
-    node_sources: np.ndarray  # [M] the parents, as sources of the graph
 
 
 def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray) -> Features:
@@ -52,7 +51,7 @@ def features(graph: Graph, candidates: np.ndarray, scores: np.ndarray) -> Featur
         _over_max(np.bincount(parent, weights=np.abs(scores))),  # 1: aggregate edge score
     ]
     X_e, X_n = (np.column_stack(columns).astype(np.float32) for columns in (edges, nodes))
-    return Features(X_e, X_n, parent, node)
+    return Features(X_e, X_n, parent)
 
 
 def _over_max(x: np.ndarray) -> np.ndarray:

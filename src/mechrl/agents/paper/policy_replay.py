@@ -1,10 +1,10 @@
-"""What `Policy.decide` says of actions that were taken, for many at once, with gradients.
+"""Evaluates given actions as `Policy.decide` does, many at once, with gradients.
 
-Before its p-th pick a batch cut stands in a state of its own, the mask without the p − 1 edges picked so far. The picks are known, so all
-these states are evaluated together; there is no loop over picks.
+Before its p-th pick, a batch cut is in a state of its own: the mask without the p − 1 edges picked so far. The picks are known, so all
+these states are evaluated together, without a loop over picks.
 
-Gradients per behaviour: the weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. One backward
-pass then gives each behaviour's gradient, which is what PCGrad needs.
+Gradients per behaviour: the weights have a leading axis, one copy per behaviour, and the samples are sorted by behaviour. One backward
+pass then gives each behaviour's gradient, which PCGrad needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Record:
+class Transitions:
     """States and the actions taken there, and from both every state that was passed through while picking."""
 
     states: States  # [N]
@@ -42,33 +42,35 @@ class Record:
     node_alive: Tensor  # [N, M]
 
     @staticmethod
-    def of(tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Record:
+    def of(tables: Tables, states: States, kind: Tensor, edges: Tensor, node: Tensor) -> Transitions:
         N, K = states.mask.shape
         number = torch.arange(MAX_PICKS, device=kind.device)
         picked = number < n_picks_of(kind)[:, None]  # [N, 30]
         life = torch.where(states.mask, 127, 0).to(torch.int8)
-        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for picks that are none
+        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for padded picks
         life.scatter_(1, torch.where(picked, edges, K), (number + 1).to(torch.int8).expand(N, -1))
-        return Record(states, kind, edges, node, life[:, :K], tables.alive_of_node(states.task, states.mask))
+        return Transitions(
+            states, kind, edges, node, life[:, :K], tables.alive_of_node(states.task, states.mask)
+        )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where samples of a record stand when they are sorted by behaviour: [G, U] states, of which the first B columns are the samples
+    """Where samples stand when they are sorted by behaviour: [G, U] states, of which the first B columns are the samples
     themselves (before their first pick) and the others the states before later picks. Short rows are padded with sample 0. Only the
     behaviours that occur have a row."""
 
     groups: Tensor  # [G] which behaviours these are
-    row: Tensor  # [G, U] of the record
+    row: Tensor  # [G, U] of the state among the transitions
     pick: Tensor  # [G, U] number p of the pick
     n_picks: Tensor  # [G, U] of the sample; 0 for padding
     owner: Tensor  # [G, U] column of the state's sample, < B
     real: Tensor  # [G, B] 1 for a sample, 0 for padding
-    count: Tensor  # [G] columns up to the last that is not padding
-    samples: Tensor  # [G] of each behaviour
+    count: Tensor  # [G] columns up to the last one that is not padding
+    samples: Tensor  # [G] number of samples of each behaviour
     node_column: Tensor  # [G, N] the samples that cut a node, padded with column 0 ...
     node_real: Tensor  # [G, N] ... and 0 here
-    place: Tensor  # [n] where the samples are in [G · B], in the order in which they were given
+    place: Tensor  # [n] each sample's index in [G · B], in the order given
 
     @property
     def n_samples(self) -> int:
@@ -77,7 +79,7 @@ class Layout:
 
     @staticmethod
     def of(task: np.ndarray, kind: np.ndarray, rows: np.ndarray, device: torch.device | str) -> Layout:
-        """For the samples `rows`; `task` and `kind` are the whole record's. On the host, and one transfer."""
+        """For the samples `rows`; `task` and `kind` are of all transitions. On the host, and one transfer."""
         groups, group = np.unique(task[rows], return_inverse=True)
         kind, G = kind[rows], len(groups)
         n_picks = np.array(BATCH_SIZES)[kind]
@@ -86,7 +88,7 @@ class Layout:
         later = np.repeat(np.arange(len(rows)), np.maximum(n_picks - 1, 0))
         pick = np.arange(len(later)) - np.searchsorted(later, later) + 1
         place, n_later = _columns(group[later], G)
-        U = -(-(B + n_later) // 16) * 16  # the kernels read sixteen numbers at a time
+        U = -(-(B + n_later) // 16) * 16  # the kernels read in steps of sixteen
         table = np.zeros((4, G, U), np.int64)
         table[:, group, column] = np.stack([rows, 0 * rows, n_picks, column])
         table[:, group[later], B + place] = np.stack([rows[later], pick, n_picks[later], column[later]])
@@ -107,7 +109,7 @@ class Layout:
 
 
 def _columns(group: np.ndarray, n_groups: int) -> tuple[np.ndarray, int]:
-    """How many of its group stand before each; the size of the largest group."""
+    """Each element's rank within its group, and the size of the largest group."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group, minlength=n_groups)
     column = np.empty(len(group), np.int64)
@@ -115,17 +117,17 @@ def _columns(group: np.ndarray, n_groups: int) -> tuple[np.ndarray, int]:
     return column, int(sizes.max())
 
 
-def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> Evaluation:
+def replay(weights: Weights, tables: Tables, transitions: Transitions, layout: Layout) -> Evaluation:
     """What `Policy.decide` says of the actions that were taken: [G, B] each, with weights [G, ...] of its own for every behaviour."""
     group, B = torch.arange(len(layout.groups), device=layout.row.device), layout.n_samples
     trunk = Trunk(weights, tables, layout.groups)
     own_row = layout.row[:, :B]
-    alive = record.life[layout.row] > layout.pick[..., None]  # [G, U, K]
-    node_alive = record.node_alive[own_row]  # [G, B, M]
+    alive = transitions.life[layout.row] > layout.pick[..., None]  # [G, U, K]
+    node_alive = transitions.node_alive[own_row]  # [G, B, M]
     M = node_alive.shape[2]
     of_sample = layout.groups.repeat_interleave(B)
     node_rows = tables.node_rows(of_sample, node_alive.view(-1, M)).view(-1, B, M)
-    values = record.states.globals[layout.row]
+    values = transitions.states.globals[layout.row]
     values[..., PRESENT] -= layout.pick.to(values.dtype) / trunk.n_edges[:, None]
 
     edges = trunk.pool_edges(tables.edge_rows(layout.groups[:, None], alive), group, layout.count)
@@ -136,24 +138,25 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
     own = context[:, :B]
 
     of_types = trunk.type_log_probs(own, alive[:, :B].sum(-1))
-    kind = record.kind[own_row]
+    kind = transitions.kind[own_row]
     log_prob, pick_entropy = chosen(of_types, kind), torch.zeros_like(of_types[..., 0])
 
     if layout.node_column.shape[1]:
         column, real = layout.node_column, layout.node_real.bool()
         wide = column[..., None].expand(-1, -1, M)
         c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
-        # padding may choose among all components: there is always one, and its probability goes nowhere
+        # padding may choose among all components: there is at least one, and its probability is not used
         legal = (node_alive.gather(1, wide) > 0) | ~real[..., None]
         of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), node_rows.gather(1, wide), c, legal)
-        node = torch.where(real, record.node[own_row.gather(1, column)], 0)
+        node = torch.where(real, transitions.node[own_row.gather(1, column)], 0)
         log_prob = log_prob.scatter_add(1, column, torch.where(real, chosen(of_nodes, node), 0.0))
         pick_entropy = pick_entropy.scatter_add(1, column, torch.where(real, entropy(of_nodes), 0.0))
 
     picks = layout.n_picks > 0
-    edge = torch.where(picks, record.edges[layout.row, layout.pick], 0)
+    edge = torch.where(picks, transitions.edges[layout.row, layout.pick], 0)
     first, shift, weight = trunk.edge_head(context)
-    of_picks = kernels.Picks.apply(first, shift, weight, alive | ~picks[..., None], edge, group, layout.count)
+    legal_picks = alive | ~picks[..., None]
+    of_picks = kernels.Picks.apply(first, shift, weight, legal_picks, edge, group, layout.count)  # type: ignore[no-untyped-call]
     picked, spread = (torch.where(picks, x, 0.0) for x in of_picks)
     log_prob = log_prob.scatter_add(1, layout.owner, picked)
     pick_entropy = pick_entropy.scatter_add(1, layout.owner, spread / layout.n_picks.clamp_min(1))
@@ -163,8 +166,8 @@ def replay(weights: Weights, tables: Tables, record: Record, layout: Layout) -> 
 def evaluate(policy: Policy, tables: Tables, states: States, actions: Actions) -> Evaluation:
     """`replay` of given actions with one set of weights: [n] each."""
     there = [torch.from_numpy(x).to(states.task.device) for x in (actions.type, actions.edges, actions.node)]
-    record = Record.of(tables, states, *there)
+    transitions = Transitions.of(tables, states, *there)
     n = np.arange(len(states))
     layout = Layout.of(states.task.cpu().numpy(), actions.type, n, states.task.device)
-    found = replay(copies(policy, len(layout.groups)), tables, record, layout)
+    found = replay(copies(policy, len(layout.groups)), tables, transitions, layout)
     return Evaluation(*(getattr(found, f.name).flatten()[layout.place] for f in fields(Evaluation)))

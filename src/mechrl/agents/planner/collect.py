@@ -44,6 +44,21 @@ class CollectSettings:
         return asdict(self)
 
 
+# places among the circuit's edges that are cut, among those outside that are added
+Edit = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Edits of a circuit, the first of them empty, and the circuits that they make."""
+
+    look: Look
+    edits: list[Edit]
+    masks: np.ndarray  # [T, n] over the candidates, without dead edges
+    f: np.ndarray  # [T]
+    f_fresh: np.ndarray  # [T], NaN where it was not measured
+
+
 @dataclass(frozen=True)
 class Walk:
     records: list[Record]
@@ -70,26 +85,25 @@ def walk(
     records: list[Record] = []
     while len(records) < settings.states and mask.sum() >= settings.smallest:
         report(f"{int(mask.sum())} edges, f {f:.3f}")
+        tried = _try_edits(task, fresh, mask, f, settings, network, rng)
+        records.append(_record(behaviour, draw, task, tried))
         before = mask
-        mask, f, record = _visit(task, fresh, mask, f, behaviour, draw, settings, network, rng)
-        records.append(record)
+        mask, f = _following(tried, rng)
         if mask.sum() > 0.97 * before.sum() and f < 0.9:
             break
     return Walk(records, task.passes, time.perf_counter() - began)
 
 
-def _visit(
+def _try_edits(
     task: Start,
     fresh: Engine,
     mask: np.ndarray,
     f: float,
-    behaviour: Behaviour,
-    draw: int,
     settings: CollectSettings,
     network: EditModel | None,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, float, Record]:
-    """Tries edits at a circuit. Where the walk goes on, and what was learned."""
+) -> Trials:
+    """Edits of a circuit, and f of what they make: on discovery pairs and, of some, on fresh ones."""
     outside = task.best_outside(mask, settings.outside)
     look = task.looker.look(mask, outside, f)
     alive = np.flatnonzero(mask)
@@ -98,54 +112,45 @@ def _visit(
     masks = task.prune(_masks(mask, alive, outside, edits))
     f_of = task.f_of(masks)
 
-    # a second helping: sets in the order of measured costs
-    single = [i for i, (cut, add) in enumerate(edits) if len(cut) == 1 and not len(add)]
-    measured = cost.copy()
-    measured[[edits[i][0][0] for i in single]] = f_of[0] - f_of[single]
-    tried = np.array([edits[i][0][0] for i in single], dtype=np.int64)
-    by_measure = tried[np.argsort(measured[tried], kind="stable")]
-    best_adds = np.argsort(-gain, kind="stable")
-    more = []
-    for share in (0.2, 0.4, 0.6, 0.8):
-        cut = by_measure[: max(2, round(share * len(by_measure)))]
-        more += [(cut, best_adds[:0]), (cut, best_adds[: rng.integers(1, 6)])]
-    more = more if len(alive) <= 3 * len(tried) else []
-    if more:
+    by_measure = _by_measure(cost, edits, f_of)
+    more = _second_helping(by_measure, gain, rng)
+    if len(alive) <= 3 * len(by_measure):
         extra = task.prune(_masks(mask, alive, outside, more))
-        edits, masks, f_of = (
-            edits + more,
-            np.concatenate([masks, extra]),
-            np.concatenate([f_of, task.f_of(extra)]),
-        )
+        edits, masks = edits + more, np.concatenate([masks, extra])
+        f_of = np.concatenate([f_of, task.f_of(extra)])
 
     f_fresh = np.full(len(edits), np.nan)
     some = np.unique([0, *rng.choice(len(edits), round(settings.fresh_part * len(edits)), replace=False)])
     f_fresh[some] = fresh.faithfulness(masks[some], task.candidates).double().cpu().numpy()
+    return Trials(look, edits, masks, f_of, f_fresh)
 
-    used = np.unique(np.concatenate([add for _, add in edits])).astype(
-        np.int64
-    )  # only these are worth keeping
-    place = np.zeros(len(outside), dtype=np.int64)
+
+def _record(behaviour: Behaviour, draw: int, task: Start, tried: Trials) -> Record:
+    """What was learned. Of the edges outside only those that were added are worth keeping."""
+    look, n = tried.look, len(tried.edits)
+    used = np.unique(np.concatenate([add for _, add in tried.edits])).astype(np.int64)
+    place = np.zeros(len(look.outside), dtype=np.int64)
     place[used] = np.arange(len(used))
-    cuts, adds = np.zeros((len(edits), len(alive)), dtype=bool), np.zeros((len(edits), len(used)), dtype=bool)
-    for i, (cut, add) in enumerate(edits):
+    cuts, adds = np.zeros((n, len(look.alive)), dtype=bool), np.zeros((n, len(used)), dtype=bool)
+    for i, (cut, add) in enumerate(tried.edits):
         cuts[i, cut], adds[i, place[add]] = True, True
-    kept = Look(look.alive, look.gains, look.outside[used], look.outside_gains[:, used], float(f_of[0]))
+    outside_gains, f = look.outside_gains[:, used], float(tried.f[0])
+    kept = Look(look.alive, look.gains, look.outside[used], outside_gains, f)
     first = task.first.at(np.concatenate([kept.alive, kept.outside]))
-    record = Record(
-        behaviour.name, behaviour.family, draw, task.graph, kept, first, cuts, adds, f_of, f_fresh
-    )
+    about = behaviour.name, behaviour.family, draw, task.graph
+    return Record(*about, kept, first, cuts, adds, tried.f, tried.f_fresh)
 
-    sizes = masks.sum(1)
-    level = min(float(rng.uniform(0.86, 0.97)), float(f_of[0]))
-    smaller = (sizes < 0.95 * len(alive)) & (sizes > 0.3 * len(alive))
-    enough = np.flatnonzero(smaller & (f_of >= level))
+
+def _following(tried: Trials, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+    """Where the walk goes on: the smallest circuit above a level, else the best bargain; and its f."""
+    sizes, f, n = tried.masks.sum(1), tried.f, len(tried.look.alive)
+    level = min(float(rng.uniform(0.86, 0.97)), float(f[0]))
+    enough = np.flatnonzero((sizes < 0.95 * n) & (sizes > 0.3 * n) & (f >= level))
     if len(enough):
-        following = enough[sizes[enough].argmin()]
+        i = int(enough[sizes[enough].argmin()])
     else:
-        smaller = sizes < len(alive)
-        following = int(np.where(smaller, f_of - (sizes / len(alive)) * 0.2, -np.inf).argmax())
-    return masks[following], float(f_of[following]), record
+        i = int(np.where(sizes < n, f - (sizes / n) * 0.2, -np.inf).argmax())
+    return tried.masks[i], float(f[i])
 
 
 def _order(
@@ -166,11 +171,6 @@ def _order(
     return np.clip(x, 0, None) - negative * np.clip(x, None, 0) + 0.2 * rms[-1], look.outside_gains.mean(
         0
     ).astype(np.float64)
-
-
-Edit = tuple[
-    np.ndarray, np.ndarray
-]  # places among the circuit's edges that are cut, among those outside that are added
 
 
 def _edits(
@@ -202,6 +202,25 @@ def _edits(
         a = int(np.exp(rng.uniform(0, np.log(16))))
         edits.append((some_cuts(0.5), noisy(promising[: 8 * a], rng.choice([0.0, 0.3]))[:a]))
     return edits
+
+
+def _by_measure(cost: np.ndarray, edits: list[Edit], f: np.ndarray) -> np.ndarray:
+    """Places of the edges that were cut alone, from the one that cost the least."""
+    single = [i for i, (cut, add) in enumerate(edits) if len(cut) == 1 and not len(add)]
+    tried = np.array([edits[i][0][0] for i in single], dtype=np.int64)
+    measured = cost.copy()
+    measured[tried] = f[0] - f[single]
+    return tried[np.argsort(measured[tried], kind="stable")]
+
+
+def _second_helping(by_measure: np.ndarray, gain: np.ndarray, rng: np.random.Generator) -> list[Edit]:
+    """Sets in the order of measured costs, alone and with a few additions."""
+    best_adds = np.argsort(-gain, kind="stable")
+    more = []
+    for share in (0.2, 0.4, 0.6, 0.8):
+        cut = by_measure[: max(2, round(share * len(by_measure)))]
+        more += [(cut, best_adds[:0]), (cut, best_adds[: rng.integers(1, 6)])]
+    return more
 
 
 def _masks(mask: np.ndarray, alive: np.ndarray, outside: np.ndarray, edits: list[Edit]) -> np.ndarray:

@@ -94,7 +94,10 @@ def families(records: Iterable[Record]) -> list[str]:
 
 def _record(i: int, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
     """The i-th state of a file, if all of it fits together."""
-    array = lambda name, kind: _of_kind(arrays[f"{i}.{name}"], kind)  # noqa: E731
+
+    def array(name: str, kind: Any) -> np.ndarray:
+        return _of_kind(arrays[f"{i}.{name}"], kind)
+
     n, m, draw = (count(state[name]) for name in ("n", "m", "draw"))
     graph = checked_graph(*(count(state[name]) for name in ("layers", "heads", "kv_heads")))
     edges = array("edges", np.int32).astype(np.int64)
@@ -138,9 +141,8 @@ _SCALE = 2.0**10  # gradients of large circuits lie below what half precision ca
 
 
 def _half(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(
-        np.clip(x * _SCALE, -60000, 60000), dtype=np.float16
-    )  # as it is stored: row by row
+    # as it is stored: row by row
+    return np.ascontiguousarray(np.clip(x * _SCALE, -60000, 60000), dtype=np.float16)
 
 
 def _scaled(x: np.ndarray) -> np.ndarray:

@@ -39,7 +39,8 @@ def worth_measuring(episode: Episode, predicted: np.ndarray) -> np.ndarray:
     cheap = inside[np.argsort(guess[inside], kind="stable")][:CUTS]
     promising = outside[np.argsort(-guess[outside], kind="stable")][:GAINS]
     chosen = np.concatenate([cheap, promising])
-    return chosen[~np.isfinite(known[chosen])]
+    unknown: np.ndarray = chosen[~np.isfinite(known[chosen])]
+    return unknown
 
 
 def swaps(episode: Episode, slack: float) -> Swaps | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mechrl.report.figures import (
-    Point,
-)
+from mechrl.report.figures import Point
 from mechrl.stats import Spread
 
 if TYPE_CHECKING:
@@ -22,8 +20,8 @@ def points_of(
     ]
 
 
-def height_of(rows: int, each: float = 0.34) -> float:
-    return 1.5 + each * max(rows, 3)
+def height_of(rows: int) -> float:
+    return 1.5 + 0.34 * max(rows, 3)
 
 
 def legend_below(canvas: Canvas, ax: Axes, columns: int = 4) -> None:

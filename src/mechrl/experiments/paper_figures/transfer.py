@@ -46,16 +46,11 @@ def transfer(view: View) -> Figure:
                 values[key]["warm start"], BLUE, True, "warm start"
             )
             if view.is_paper_model:
-                column = 0 if key == "f" else 1
-                for kind, marker in (("zero_shot", "x"), ("warm", "+")):
-                    theirs = {
-                        n: Spread(paper.TRANSFER[n][kind][column], None, 1)
-                        for n in names
-                        if n in paper.TRANSFER
-                    }
-                    points += points_of(
-                        dict(theirs), GREY, True, f"the paper, {kind.replace('_', '-')}", marker
-                    )
+                known = {name: paper.TRANSFER[name] for name in names if name in paper.TRANSFER}
+                for kind, marker in (("zero-shot", "x"), ("warm", "+")):
+                    theirs = {name: t.warm if kind == "warm" else t.zero_shot for name, t in known.items()}
+                    spreads = {name: Spread(value[key == "edges"], None, 1) for name, value in theirs.items()}
+                    points += points_of(dict(spreads), GREY, True, f"the paper, {kind}", marker)
             if not points:
                 empty(ax)
                 continue

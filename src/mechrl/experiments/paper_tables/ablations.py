@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.compare_tables import NAMES
-from mechrl.experiments.paper_tables.captions import (
-    n_seeds,
-    over_seeds,
-    policy_rule,
-)
+from mechrl.experiments.paper_tables.captions import n_seeds, over_seeds, policy_rule
 from mechrl.experiments.reproduce import View, agreements, spread
-from mechrl.report.tables import Column, Table, Value
+from mechrl.report.tables import Column, Table, Value, columns
 from mechrl.stats import Spread
+
+_GAIN = ("edges", "f", "f_top", "gain", "gain_pruned", "gain_test")
+_DISCORDANT = ("discordant_share", "discordant_chance", "cost", "cost_test")
 
 
 def beyond(view: View) -> Table:
@@ -21,45 +20,22 @@ def beyond(view: View) -> Table:
             results = view.results(group, name)
             if not results:
                 continue
-            keys = (
-                "edges",
-                "f",
-                "f_top",
-                "gain",
-                "gain_pruned",
-                "gain_test",
-                "discordant_share",
-                "discordant_chance",
-                "cost",
-                "cost_test",
-            )
-            values = [spread(results, "beyond", key) for key in keys]
+            values = [spread(results, "beyond", key) for key in (*_GAIN, *_DISCORDANT)]
             random = spread(results, "beyond", "cost_random", "mean")
             rows.append((name, NAMES[label], *values, random, spread(results, "passes"), len(results)))
-    columns = (
-        Column("behaviour", text=True),
-        Column("method", text=True),
-        Column("edges", 0),
-        Column("f"),
-        Column("f of top-|C|"),
-        Column("discovery", 3, "gain over the ranking"),
-        Column("equal pruned size", 3, "gain over the ranking"),
-        Column("test pairs", 3, "gain over the ranking"),
-        Column("share", 2, "discordant edges"),
-        Column("by chance", 2, "discordant edges"),
-        Column("cost", 3, "discordant edges"),
-        Column("cost on test pairs", 3, "discordant edges"),
-        Column("cost of random edges", 3, "discordant edges"),
-        Column("passes", 0),
-        Column("seeds", 0),
-    )
     return Table(
         "table-5-beyond",
         "Table 5 · Beyond the prefilter",
         "Gain: f of the circuit C less f of the |C| best edges by attribution. Discordant: edges of C outside those; a random |C| of the "
         "candidates would hold the share “by chance”. Cost: f lost when they are deleted, beside that of deleting as many random "
         f"edges of C. {over_seeds(view)}",
-        columns,
+        (
+            *columns({"behaviour": None, "method": None, "edges": 0, "f": 3, "f of top-|C|": 3}),
+            *columns({"discovery": 3, "equal pruned size": 3, "test pairs": 3}, "gain over the ranking"),
+            *columns({"share": 2, "by chance": 2, "cost": 3, "cost on test pairs": 3}, "discordant edges"),
+            Column("cost of random edges", 3, "discordant edges"),
+            *columns({"passes": 0, "seeds": 0}),
+        ),
         tuple(rows),
         view.command,
         (policy_rule(view),),
@@ -81,20 +57,18 @@ def warm_scratch(view: View) -> Table:
             if a["edges"]
         ]
         rows.append((*row, Spread.of(both) if both else None, len(both)))
-    columns = [Column("behaviour", text=True)]
-    budget = view.scope.budget
-    for group in (
-        f"warm start, {budget.adapt_iterations} iterations",
-        f"from scratch, {budget.scratch_iterations} iterations",
-    ):
-        columns += [Column(n, d, group) for n, d in (("edges", 0), ("f", 3), ("f test", 3), ("passes", 0))]
-    columns += [Column("scratch / warm", 2), Column("seeds", 0)]
+    budget, each = view.scope.budget, {"edges": 0, "f": 3, "f test": 3, "passes": 0}
     return Table(
         "table-6-warm-scratch",
         "Table 6 · Warm start and training from scratch",
         "The same reward, candidates, target and hyperparameters; only the first weights and the number of iterations differ. "
         f"Mean ± sd over {n_seeds(len(view.scope.costly_seeds))}.",
-        tuple(columns),
+        (
+            *columns({"behaviour": None}),
+            *columns(each, f"warm start, {budget.adapt_iterations} iterations"),
+            *columns(each, f"from scratch, {budget.scratch_iterations} iterations"),
+            *columns({"scratch / warm": 2, "seeds": 0}),
+        ),
         tuple(rows),
         view.command,
         (policy_rule(view),),
@@ -115,21 +89,16 @@ def acdc_sweep(view: View) -> Table:
                 known = dict(zip(paper.ACDC_THRESHOLDS, paper.ACDC.get(name, ()), strict=False)).get(t)
                 row += [None] * 3 if known is None else list(known)
             rows.append(tuple(row))
-    columns = [
-        Column("behaviour", text=True),
-        Column("threshold", text=True),
-        Column("edges", 0),
-        Column("before pruning", 0),
-    ]
-    columns += [Column("f"), Column("f test"), Column("passes", 0), Column("seconds", 1), Column("seeds", 0)]
-    if view.is_paper_model:
-        columns += [Column(n, d, "the paper") for n, d in (("edges", 0), ("f", 3), ("passes", 0))]
     return Table(
         "table-7-acdc",
         "Table 7 · ACDC over the whole graph",
         f"{view.gated.graph['edges']:,} edges, {view.scope.budget.pairs} discovery pairs. Mean ± sd over "
         f"{n_seeds(len(view.scope.costly_seeds))}.",
-        tuple(columns),
+        (
+            *columns({"behaviour": None, "threshold": None, "edges": 0, "before pruning": 0}),
+            *columns({"f": 3, "f test": 3, "passes": 0, "seconds": 1, "seeds": 0}),
+            *(columns({"edges": 0, "f": 3, "passes": 0}, "the paper") if view.is_paper_model else ()),
+        ),
         tuple(rows),
         view.command,
     )
@@ -151,23 +120,17 @@ def agreement(view: View) -> Table:
         )
         for a in found
     )
-    columns = (
-        Column("row", text=True),
-        Column("behaviour", text=True),
-        Column("paper", 0, "edges"),
-        Column("ours", 0, "edges"),
-        Column("paper", 3, "f"),
-        Column("ours", 3, "f"),
-        Column("Δf", 3),
-        Column("Δ edges", text=True),
-        Column("agrees", text=True),
-    )
     return Table(
         "table-13-agreement",
         "Table 13 · Deterministic rows of the paper beside ours",
         f"{sum(a.agrees for a in found)} of {len(found)} rows agree: |Δf| ≤ {paper.TOLERANCE_F:g} and, where a row has a size, within "
         f"{paper.TOLERANCE_SIZE:.0%} of it. Prompts differ, so none can be exact. Ours are means over the seeds that are done.",
-        columns,
+        (
+            *columns({"row": None, "behaviour": None}),
+            *columns({"paper": 0, "ours": 0}, "edges"),
+            *columns({"paper": 3, "ours": 3}, "f"),
+            *columns({"Δf": 3, "Δ edges": None, "agrees": None}),
+        ),
         rows,
         view.command,
     )

@@ -7,16 +7,12 @@ from typing import Any
 
 from mechrl.experiments import compare
 from mechrl.experiments.compare_tables import NAMES
-from mechrl.experiments.paper_tables.captions import (
-    PAIRS,
-)
+from mechrl.experiments.paper_tables.captions import PAIRS
 from mechrl.experiments.reproduce import View, spread
-from mechrl.report.tables import Column, Table, Value
+from mechrl.report.tables import Column, Table, Value, columns
 from mechrl.stats import Spread
 
 Case = tuple[str, int]  # a behaviour and a seed
-
-
 Results = list[dict[str, Any]]
 
 
@@ -78,24 +74,17 @@ def summary(view: View) -> Table:
                     f"{smallest} of {len(results)}",
                 )
             )
-    columns = (
-        Column("matched on", text=True),
-        Column("method", text=True),
-        Column("edges", 0, "median"),
-        Column("passes", 0, "median"),
-        Column("f discovery"),
-        Column("f test"),
-        Column("f lost on test pairs"),
-        Column("reached τ", text=True),
-        Column("behaviours", 0),
-        Column("smallest on", text=True),
-    )
     return Table(
         "table-10-summary",
         "Table 10 · What fresh pairs cost each method",
         "Over the behaviours and seeds that all methods are done with: medians of size and passes; mean ± sd of f. “Smallest on”: with "
         "how many of these the method's circuit is the smallest of all that reach τ.",
-        columns,
+        (
+            *columns({"matched on": None, "method": None}),
+            *columns({"edges": 0, "passes": 0}, "median"),
+            *columns({"f discovery": 3, "f test": 3, "f lost on test pairs": 3, "reached τ": None}),
+            *columns({"behaviours": 0, "smallest on": None}),
+        ),
         tuple(rows),
         view.command,
         (
@@ -122,27 +111,18 @@ def beside_searches(view: View) -> Table:
             if cases:
                 head = (NAMES[policy], NAMES[method], len(cases))
                 rows.append((*head, *_contest([(own[case], theirs[case]) for case in cases])))
-    columns = (
-        Column("policy", text=True),
-        Column("beside", text=True),
-        Column("both done", 0),
-        Column("both", 0, "reach τ"),
-        Column("only policy", 0, "reach τ"),
-        Column("only search", 0, "reach τ"),
-        Column("smaller", 0, "the policy is, where both reach τ"),
-        Column("as small", 0, "the policy is, where both reach τ"),
-        Column("cheaper", 0, "the policy is, where both reach τ"),
-        Column("both", 0, "the policy is, where both reach τ"),
-        Column("neither", 0, "the policy is, where both reach τ"),
-        Column("edges", 2, "policy / search"),
-        Column("passes", 2, "policy / search"),
-    )
+    won = {"smaller": 0, "as small": 0, "cheaper": 0, "both": 0, "neither": 0}
     return Table(
         "table-12-beside",
         "Table 12 · The paper's agent beside each search",
         "Circuits of table 8, behaviour by behaviour and seed by seed, where both methods are done. Both: smaller, and for fewer "
         "passes; neither: at least as large, for at least as many. The ratios are geometric means where both reach τ.",
-        columns,
+        (
+            *columns({"policy": None, "beside": None, "both done": 0}),
+            *columns({"both": 0, "only policy": 0, "only search": 0}, "reach τ"),
+            *columns(won, "the policy is, where both reach τ"),
+            *columns({"edges": 2, "passes": 2}, "policy / search"),
+        ),
         tuple(rows),
         view.command,
         ("Attribution and a policy's adaptation are charged for, its training is not.",),
@@ -176,46 +156,32 @@ def validity(view: View) -> Table:
             if not results:
                 continue
             others = [v["f"] for r in results for v in r["validity"]["variants"] if v["f"] is not None]
-            row: list[Value] = [
-                name,
-                NAMES[method],
-                spread(results, "edges_pruned"),
-                spread(results, "f"),
-                spread(results, "f_test"),
-            ]
+            row: list[Value] = [name, NAMES[method]]
+            row += [spread(results, key) for key in ("edges_pruned", "f", "f_test")]
             row += [Spread.of(others) if others else None, spread(results, "validity", "necessity")]
             row += [spread(results, "validity", "necessity_random", "mean")]
             row.append(spread(results, "validity", "necessity_metric"))
             row += [control(results, d, m) for d in ("candidates", "graph") for m in ("raw", "pruned")]
             row.append(control(results, "candidates", "raw", "metric"))
             rows.append((*row, recovered_components(results)[0], spread(results, "passes"), len(results)))
-    group = "specificity: f of random circuits"
-    columns = (
-        Column("behaviour", text=True),
-        Column("method", text=True),
-        Column("edges", 0),
-        Column("f"),
-        Column("test", 3, "f on fresh pairs"),
-        Column("other variants", 3, "f on fresh pairs"),
-        Column("circuit", 3, "necessity: f without"),
-        Column("random edges", 3, "necessity: f without"),
-        Column("circuit", 3, "the metric without"),
-        Column("candidates", 3, group),
-        Column("candidates, pruned size", 3, group),
-        Column("whole graph", 3, group),
-        Column("whole graph, pruned size", 3, group),
-        Column("candidates", 3, "the metric of random circuits"),
-        Column("components", text=True),
-        Column("passes", 0),
-        Column("seeds", 0),
-    )
+    random = {
+        f"{among}{size}": 3 for among in ("candidates", "whole graph") for size in ("", ", pruned size")
+    }
     return Table(
         "table-11-validity",
         "Table 11 · Are the circuits real?",
         f"The circuits of table 8, f ≥ {view.scope.budget.tau:g} on discovery pairs. Random controls are means of 20 draws, from "
         "each method's own candidates or from the whole graph. Other variants: mean ± sd over the family's others. Circuits of seed 0, and "
         "of all seeds for the paper's agent. The metric is the behaviour's own: 0 for the empty circuit, 1 for the whole model.",
-        columns,
+        (
+            *columns({"behaviour": None, "method": None, "edges": 0, "f": 3}),
+            *columns({"test": 3, "other variants": 3}, "f on fresh pairs"),
+            *columns({"circuit": 3, "random edges": 3}, "necessity: f without"),
+            Column("circuit", 3, "the metric without"),
+            *columns(random, "specificity: f of random circuits"),
+            Column("candidates", 3, "the metric of random circuits"),
+            *columns({"components": None, "passes": 0, "seeds": 0}),
+        ),
         tuple(rows),
         view.command,
         ("Components found by hand have been published for GPT-2 small only.",)
