@@ -144,7 +144,7 @@ def with_(command: list[str], value: str) -> list[str]:
         ("missing.json", "no such file"),
         ("truncated.json", "cut short"),
         ("a-file", "not valid JSON"),
-        (".", "cannot be read"),
+        ("policy", "policy/circuit.json: no such file"),  # a folder stands for the circuit in it
     ],
 )
 def test_circuits_that_are_none(

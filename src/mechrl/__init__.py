@@ -129,7 +129,9 @@ def _by_planner(
         line = f"{now.edges:,} edges, f {now.f:.3f}, {now.passes:,.0f} of at most {chosen.budget:,} passes"
         show(line, min(now.passes, chosen.budget), chosen.budget)
 
-    return discover(model, behaviour, network, chosen, tell)
+    circuit = discover(model, behaviour, network, chosen, tell)
+    show(f"{len(circuit):,} edges, f {circuit.faithfulness:.3f}, {circuit.passes:,.0f} passes", 1, 1)
+    return circuit
 
 
 def _by_paper(
