@@ -1,12 +1,12 @@
-"""A reproduction in a hand: every cell and its circuit in one file, beside the tables and figures that were made of them.
+"""Packs a reproduction: every cell and its circuit in one file, beside the tables and figures made from them.
 
-    python benchmarks/archive.py pack runs/smollm2 benchmarks/reproduce/smollm2     what a run has come to
-    python benchmarks/archive.py unpack benchmarks/reproduce/smollm2 runs/smollm2   to go on with, or to write report.html again
-    python benchmarks/archive.py check benchmarks/reproduce/smollm2                 rows, circuits and tables against each other
+    python benchmarks/archive.py pack runs/smollm2 benchmarks/reproduce/smollm2     packs a run, finished or not
+    python benchmarks/archive.py unpack benchmarks/reproduce/smollm2 runs/smollm2   unpacks it, to continue or to write report.html again
+    python benchmarks/archive.py check benchmarks/reproduce/smollm2                 compares rows, circuits and tables with each other
 
-The archive is `cells.jsonl.xz`, a line a cell: its name, its file, and its circuit's file or null. `check` does not use what wrote the
-tables: it takes means and deviations of the rows, groups them by what a table's line names, and compares. What a table says in Markdown
-must be its CSV, rounded.
+The archive `cells.jsonl.xz` has one line per cell: its name, its file, and its circuit's file or null. `check` does not use the code that
+wrote the tables: it groups the rows as each table's lines do, computes means and deviations, and compares. A table's Markdown must
+equal its CSV, rounded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = compare_tables.NAMES | {  # with those of the retired agent, docs/histor
     "policy-adapted": "Policy, adapted",
     "policy-from-scratch": "Policy, from scratch",
 }
-# a column of the tables, and where the rows have it
+# a column of the tables, and the rows' field for it
 COLUMNS = {
     "edges": "edges_pruned",
     "before pruning": "edges",
@@ -79,7 +79,7 @@ def pack(run: Path, archive: Path) -> int:
     rows = []
     for path in sorted((run / "cells").glob("*.json")):
         cell = json.loads(path.read_text(encoding="utf-8"))
-        cell.setdefault("sha256", checksum(cell))  # the oldest cells have no seal
+        cell.setdefault("sha256", checksum(cell))  # the oldest cells have no checksum
         found = cell.get("result", {}).get("circuit")
         circuit = None if found is None else json.loads(gzip.decompress((run / found).read_bytes()))
         rows.append(json.dumps({"name": path.stem, "cell": cell, "circuit": circuit}, ensure_ascii=False))

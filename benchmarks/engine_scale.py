@@ -2,11 +2,11 @@
 
     python benchmarks/engine_scale.py growth OUT_DIR        # growth.json, with the fitted exponents
     python benchmarks/engine_scale.py shapes OUT_DIR qwen2.5-0.5b llama-3.2-1b …    # or a .gguf file, or a name as in `mechrl models`
-    python benchmarks/engine_scale.py tables OUT_DIR        # prints them; nothing is run. make.py draws growth.svg
+    python benchmarks/engine_scale.py tables OUT_DIR        # prints the tables from stored results. make.py draws growth.svg
 
-Each case runs in a process of its own, so that peak memory is that case's. Weights are random unless a model is loaded. Circuits keep the
-edges of highest |EAP|. Times are the fastest of three calls; on a CPU, the CPU seconds of one thread, which other processes hardly
-change. Shapes run on 5 pairs on a CPU, on 20 on a GPU.
+Each case runs in its own process, so that peak memory can be measured per case. Weights are random unless a model is loaded. Circuits
+keep the edges of highest |EAP|. Times are the fastest of three calls; on a CPU they are CPU seconds of one thread, which other processes
+hardly affect. Shapes run on 5 pairs on a CPU, on 20 on a GPU.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def case(name: str, layers: int = 0, pairs: int = 20, edges: tuple[int, ...] = (
         seconds = best(circuit, model.device, clock=CLOCK)
         rows.append(dict(edges=n, ms=1000 * seconds))
     expected = asdict(estimate(engine))
-    del expected["seconds_per_pass"]  # by the clock on the wall: above is better
+    del expected["seconds_per_pass"]  # wall time; the CPU seconds above are better
     return dict(
         model=Path(name).stem if name.endswith(".gguf") else name,
         device=torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
@@ -211,7 +211,9 @@ def main() -> None:
         growth(out, *rest[1:])
     for name in rest[1:] if what == "shapes" else []:
         found = alone(name=name, pairs=PAIRS, edges=(60, 500, 3000))
-        (out / f"shape-{Path(name).stem}-{DEVICE}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (out / f"shape-{Path(name).name.removesuffix('.gguf')}-{DEVICE}.json").write_text(
+            json.dumps(found, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

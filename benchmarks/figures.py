@@ -1,8 +1,8 @@
-"""The figures of docs/results.md beside the plane: what more pairs buy, and how far rankings alone go.
+"""The other figures of docs/results.md: f on fresh pairs against the number of discovery pairs, and f of the best edges by each ranking.
 
-    python benchmarks/figures.py      docs/images/pairs.svg and rankings.svg, their numbers beside them as JSON
+    python benchmarks/figures.py      docs/images/pairs.svg and rankings.svg, with their numbers as JSON
 
-Nothing is run: it reads benchmarks/search/rows.jsonl and benchmarks/yardsticks/rows.jsonl.
+It runs no model, but reads benchmarks/search/rows.jsonl and benchmarks/yardsticks/rows.jsonl.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the retired agents came to: the tables of docs/history.md.
+"""The results of the retired agents: the tables of docs/history.md.
 
     python benchmarks/history.py > benchmarks/policy/tables.md
 
-Reads rows that were measured with code that is gone; nothing is run.
+It runs no model, but reads rows that were measured with code that is gone.
 """
 
 from __future__ import annotations

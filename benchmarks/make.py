@@ -1,10 +1,10 @@
-"""Every table and figure that is made from the rows in this folder, in one command. Nothing is run on a model.
+"""Makes every table and figure from the rows in this folder. No model is run.
 
     python benchmarks/make.py            writes them
-    python benchmarks/make.py --check    says which of them differ from what is there, and writes nothing
+    python benchmarks/make.py --check    names those that differ from the files, and writes nothing
 
-Between `<!-- made: NAME -->` and `<!-- end -->` README.md and docs/results.md have tables from here. The tables of benchmarks/reproduce
-are `mechrl reproduce --report-only`'s.
+It writes the tables between `<!-- made: NAME -->` and `<!-- end -->` in README.md and docs/results.md. The tables of benchmarks/reproduce
+come from `mechrl reproduce --report-only`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def made() -> Iterator[tuple[Path, str]]:
         tables["planner"] = in_short(text)
         yield HERE / "planner/tables.md", text
     with tempfile.TemporaryDirectory() as folder:
-        tables["plane"] = printed("plane.py", "--out", Path(folder) / "plane.svg")
+        for name in ("paper", "unseen"):
+            tables[name] = printed("plane.py", name, "--out", folder)
         printed("figures.py", "--out", folder)
         for path in sorted(Path(folder).iterdir()):
             yield ROOT / "docs/images" / path.name, path.read_text()

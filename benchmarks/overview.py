@@ -1,10 +1,10 @@
-"""The overview of the paper's agent: a real episode, drawn from a policy's folder.
+"""Draws a real episode of the paper's agent, from a policy's folder.
 
     python benchmarks/overview.py [--policy runs/toy] [--behaviour acronyms] [--out docs/images/paper-overview.svg]
 
-A greedy episode on one behaviour of the embedded model: f, size and potential after every action, and the edges that are left at four
-moments. Without a policy one is trained first, for minutes instead of hours: on this behaviour alone, with fewer candidates, shorter
-episodes and a learning rate ten times the paper's.
+A greedy episode on one behaviour of the embedded model: f, size and potential after every action, and the remaining edges at four
+points. Without --policy, a policy is first trained for minutes instead of hours: on this behaviour alone, with fewer candidates, shorter
+episodes and ten times the paper's learning rate.
 """
 
 from __future__ import annotations

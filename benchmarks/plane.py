@@ -1,11 +1,12 @@
-"""The cost–minimality plane: what a method pays, in passes, and what it gets, in edges.
+"""Circuit size against cost: edges against passes, for every method.
 
-    python benchmarks/plane.py      docs/images/plane.svg, its numbers beside it as JSON; prints the table of README.md
+    python benchmarks/plane.py unseen     docs/images/unseen.svg, with its numbers as JSON; prints the table of README.md
+    python benchmarks/plane.py paper      docs/images/plane.svg, likewise; prints a table of docs/results.md
 
-Nothing is run: it reads the cells of benchmarks/reproduce/smollm2 and, once they are there, the planner's rows
-(benchmarks/planner/rows.jsonl). A cell is a behaviour that no agent was trained on and a draw of 20 pairs. All methods are shown on the
-same cells: those in which each of them reached f ≥ 0.9. A method that was run on less than a third of the cells is left out, and named.
-Markers are medians, bars the first and third quartiles, dots cells.
+It runs no model. A cell is a behaviour that no agent was trained on and a draw of 20 pairs. `unseen` uses the cells of benchmarks/planner:
+relations from families that nothing was fitted or tuned on. `paper` uses those of benchmarks/reproduce, without the planner, which was
+fitted to some of them. All methods are shown on the same cells: those in which each of them reached f ≥ 0.9. A method that was run on less
+than a third of the cells is omitted, and the JSON names it. Markers are medians, bars the first and third quartiles, dots cells.
 """
 
 from __future__ import annotations
@@ -17,51 +18,52 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import done_cells, read
+from planner import UNSEEN
+from rows import Row, done_cells, read
 
 from mechrl.behaviours import get_behaviour
 from mechrl.files import write_atomically
 from mechrl.report.figures import BLACK, COLOURS, MARKERS, draw
 
 HERE = Path(__file__).parent
-OUT = HERE.parent / "docs" / "images" / "plane.svg"
-COMMAND = "python benchmarks/plane.py"
+IMAGES = HERE.parent / "docs" / "images"
+FILES = {"unseen": "unseen.svg", "paper": "plane.svg"}
 METHODS = {
     "greedy": "EAP-IG greedy",
     "acdc": "ACDC",
     "edge-pruning": "Edge Pruning",
     "blockwise": "Blockwise search",
     "policy-greedy": "Earlier policy",  # docs/history.md
+    "absolute": "Untrained planner",
     "planner": "Planner",
 }
-TARGETS = {"discovery": "f ≥ 0.9 on 20 discovery pairs", "test": "f ≥ 0.9 on fresh pairs"}
+TARGETS = {"discovery": "f ≥ 0.9 on 20 discovery pairs", "fresh": "f ≥ 0.9 on fresh pairs"}
 Cell = tuple[str, int]  # a behaviour and a draw of pairs
 Point = tuple[float, float, float]  # passes, edges, f on test pairs
+Measured = dict[
+    str, dict[str, dict[Cell, Point | None]]
+]  # by target and method every cell; None: τ was not reached
 
 
-def measured(reproduced: Path, planner: Path) -> dict[str, dict[str, dict[Cell, Point | None]]]:
-    """By target and method every cell; None where τ was not reached."""
-    found: dict[str, dict[str, dict[Cell, Point | None]]] = {target: {} for target in TARGETS}
-    for known in done_cells(reproduced):
+def paper(folder: Path) -> Measured:
+    found: Measured = {target: {} for target in TARGETS}
+    for known in done_cells(folder):
         a, r = known["arguments"], known["result"]
-        if (
-            a["target"] in TARGETS
-            and a["method"] in METHODS
-            and get_behaviour(a["behaviour"]).split != "train"
-        ):
+        target = {"test": "fresh"}.get(a["target"], a["target"])
+        if target in TARGETS and a["method"] in METHODS and get_behaviour(a["behaviour"]).split != "train":
             point = (r["passes"], r["edges_pruned"], r["f_test"]) if r["reached"] else None
-            found[a["target"]].setdefault(a["method"], {})[a["behaviour"], a["seed"]] = point
-    for row in read(planner):
-        if row["method"] != "planner" or row["model"] != "smollm2" or "edges" not in row:
-            continue
-        fresh = row["holds_on"] == "fresh"
-        judged = row.get("f_validation") if fresh else row["f"]
-        reached = judged is not None and judged >= 0.9
-        target = "test" if fresh else "discovery"
-        point = (row["passes"], row["edges"], row["f_test"]) if reached else None
-        cell = row["behaviour"], row["draw"]
-        if any(cell in cells for cells in found[target].values()):
-            found[target].setdefault("planner", {})[cell] = point
+            found[target].setdefault(a["method"], {})[a["behaviour"], a["seed"]] = point
+    return found
+
+
+def unseen(rows: Iterable[Row]) -> Measured:
+    found: Measured = {target: {} for target in TARGETS}
+    for row in rows:
+        if row["method"] in METHODS and row["model"] == "smollm2" and row["behaviour"] in UNSEEN:
+            judged = row["f_validation"] if row["holds_on"] == "fresh" else row["f"]
+            reached = judged is not None and judged >= 0.9
+            point = (row["passes"], row["edges"], row["f_test"]) if reached else None
+            found[row["holds_on"]].setdefault(row["method"], {})[row["behaviour"], row["draw"]] = point
     return found
 
 
@@ -81,7 +83,7 @@ def quartiles(values: Iterable[float]) -> list[float]:
     return [float(q) for q in np.quantile(list(values), [0.25, 0.5, 0.75])]
 
 
-def numbers(found: dict[str, dict[str, dict[Cell, Point | None]]]) -> dict[str, Any]:
+def numbers(found: Measured) -> dict[str, Any]:
     """All that the figure shows."""
     data: dict[str, Any] = {}
     for target, methods in found.items():
@@ -143,13 +145,21 @@ def table(data: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT)
-    out = parser.parse_args().out
-    data = numbers(measured(HERE / "reproduce" / "smollm2", HERE / "planner" / "rows.jsonl"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cells", choices=FILES)
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder")
+    given = parser.parse_args()
+    out = given.out / FILES[given.cells]
+    if given.cells == "paper":
+        data = numbers(paper(HERE / "reproduce" / "smollm2"))
+    else:
+        data = numbers(unseen(read(HERE / "planner" / "rows.jsonl")))
     text = json.dumps(data, indent=1) + "\n"
     alt = "Edges against passes, both axes logarithmic: one marker a method, with its quartiles."
-    figure = draw("plane", "Cost and minimality", "", alt, data, COMMAND, (9, 4.4), lambda c: paint(c, data))
+    command = f"python benchmarks/plane.py {given.cells}"
+    figure = draw("plane", "Cost and minimality", "", alt, data, command, (9, 4.4), lambda c: paint(c, data))
     write_atomically(out, figure.svg)
     write_atomically(out.with_suffix(".json"), text.encode())
     print(table(data))

@@ -1,11 +1,11 @@
-"""The earlier policy (docs/history.md) beside the searches, on the same pairs.
+"""The earlier policy (docs/history.md) and the searches, on the same pairs.
 
     python benchmarks/results.py
 
-Reads rows of `search_smollm2.py` and of the retired agent; nothing is run. Every method at f ≥ 0.9 on the 20 discovery pairs, with f on
-fresh pairs beside it. Of ACDC's thresholds the one with the smallest circuit that reaches τ counts, and its passes alone, though one
-does not know beforehand which that is. The policy's 16 sampled rollouts and the greedy one are a mean over seeds. At the end the methods
-that were run at f ≥ 0.9 on fresh pairs: 100 discovery pairs, validation pairs decide.
+It runs no model, but reads rows of `search_smollm2.py` and of the retired agent. Every method is run for f ≥ 0.9 on the 20 discovery pairs;
+f on fresh pairs is shown as well. For ACDC, the threshold with the smallest circuit that reaches τ counts, with the passes of that
+threshold only, although it is not known in advance. The policy's 16 sampled rollouts and the greedy one are a mean over seeds. The last
+table has the methods that were run at f ≥ 0.9 on fresh pairs: 100 discovery pairs, validation pairs decide.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Every search on every behaviour that a model exhibits: a row per search, four tables.
 
     python benchmarks/search_smollm2.py OUT [--model smollm2] [--resume ROWS.jsonl] [--seconds S]      appends to OUT/rows.jsonl
-    python benchmarks/search_smollm2.py OUT --found FOLDER          takes over what `mechrl reproduce --out FOLDER` has searched already
-    python benchmarks/search_smollm2.py OUT --table                                                    prints it as Markdown
+    python benchmarks/search_smollm2.py OUT --found FOLDER          imports the searches of `mechrl reproduce --out FOLDER`
+    python benchmarks/search_smollm2.py OUT --table                                                    prints the tables as Markdown
 
 discovery  all methods at f ≥ 0.9 on 20 discovery pairs, with f on test pairs
 fresh      all methods at f ≥ 0.9 on validation pairs, with f on test pairs
 pairs      f on test pairs against the number of discovery pairs
 seeds      blockwise search on other draws of 20 discovery pairs
 
-Cells come in order of importance, and those with a row are skipped, so the script can be stopped at any time and run again. With --jobs
-several processes share the work (a GPU has room for many searches of 20 pairs); seconds are then those of a shared device.
+Cells run in order of importance, and those with a row are skipped, so the script can be stopped at any time and run again. With --jobs
+several processes share the work (a GPU has room for many searches of 20 pairs); seconds are then measured on a shared device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mechrl.search.session import SearchSettings, prepare
 from mechrl.stats import Spread
 from mechrl.validity.benchmark_metrics import benchmark_metrics
 
-GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # of the table by pairs
+GROWING = ("gendered-pronoun", "acronyms", "greater-than", "country-capital")  # in the table by pairs
 SHARP = (  # their circuits have at most a few hundred edges; the others come last in the table of fresh pairs, where they take long
     *GROWING,
     "greater-than-2",
@@ -145,7 +145,7 @@ def run(model: Model, cell: Cell, deadline: float) -> dict[str, Any]:
         session.problem.checkpoint = checkpoint
         state = session.run()
         circuit = session.circuit(state)
-    except OutOfMemory:  # of the moment, with other processes on the device: no result
+    except OutOfMemory:  # caused by other processes on the device, so not a result
         raise
     except MechRLError as exc:
         return row | {"error": str(exc)}

@@ -2,9 +2,10 @@
 
     python benchmarks/stability.py      prints the table in benchmarks/yardsticks/stability.md
 
-Nothing is run: it reads the archive benchmarks/reproduce/smollm2. Behaviours count if all methods reached f ≥ 0.9 on at least two draws of
-20 discovery pairs; a method that was run on less than half of them is left out. Stability is the mean Jaccard overlap of a behaviour's
-circuits from different draws; chance is that of as many random candidates. Numbers are medians over behaviours, with quartiles.
+It runs no model, but reads the archive benchmarks/reproduce/smollm2. Behaviours count if all methods reached f ≥ 0.9 on at least two
+draws of 20 discovery pairs; a method that was run on less than half of them is omitted. Stability is the mean Jaccard overlap of a
+behaviour's circuits from different draws; chance is the overlap of as many random candidates. Numbers are medians over behaviours, with
+quartiles.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def found(folder: Path, target: str) -> Found:
         a, cell = row.cell["arguments"], row.cell
         if row.circuit is None or cell["kind"] != "circuit" or cell["status"] != "done":
             continue
-        if a["target"] == target and a["method"] in METHODS and cell["result"]["reached"]:
+        if (
+            {"test": "fresh"}.get(a["target"], a["target"]) == target
+            and a["method"] in METHODS
+            and cell["result"]["reached"]
+        ):
             kept = set(row.circuit["edges"])
             circuits[a["method"]][a["behaviour"]].append(cell["result"] | {"kept": kept})
     return {m: {b: rows for b, rows in of.items() if len(rows) > 1} for m, of in circuits.items()}

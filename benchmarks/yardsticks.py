@@ -1,11 +1,11 @@
-"""The field's yardsticks: rankings by CMD, CPR and f of their best edges; searches by size, passes, fresh f and stability.
+"""Compares rankings by CMD, CPR and f of their best edges, and searches by size, passes, fresh f and stability.
 
     python benchmarks/yardsticks.py rank OUT [--model smollm2] [--behaviours …] [--draws 0,1,2] [--methods …]
     python benchmarks/yardsticks.py search OUT [the same]      circuits of f ≥ 0.9 on 20 discovery pairs
-    python benchmarks/yardsticks.py tables OUT                 prints them from OUT/rows.jsonl; nothing is run
+    python benchmarks/yardsticks.py tables OUT                 prints the tables from OUT/rows.jsonl; no model is run
 
 OUT/rows.jsonl has a row per cell; cells with a row are skipped. `--name` names a model that is loaded from a file. CMD and CPR are measured
-on 20 fresh pairs, or on `--fresh` many.
+on 20 fresh pairs, or as many as `--fresh` says.
 """
 
 from __future__ import annotations

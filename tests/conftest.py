@@ -1,6 +1,6 @@
-"""One thread for every test: sums come out the same everywhere, and tests do not fight over the cores.
+"""Runs every test with one thread, so that sums are the same everywhere and tests do not compete for cores.
 
-Shells start background jobs with SIGINT ignored, and processes inherit that: tests that send it must not depend on who started them.
+Shells start background jobs with SIGINT ignored, and processes inherit this; it is undone here for tests that send SIGINT.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub as the hub library asks for when it creates, fills, lists and fetches a repository. In memory."""
+"""The part of the Hugging Face hub that the hub library needs to create, fill, list and fetch a repository. In memory."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Planted circuits: transformers set by hand, whose circuit is known edge by edge because it was built that way.
+"""Planted circuits: transformers with hand-set weights, whose circuit is known edge by edge by construction.
 
-The stream is cut into subspaces, each holding one token as a one-hot vector: TOKEN is the input; A, B and C are free
+The stream is divided into subspaces, each holding one token as a one-hot vector: TOKEN is the input; A, B and C are free
 for components to write. A component of the circuit reads one subspace and writes another. Every other weight is small
-noise: every other edge has an effect, but one far below any threshold (tests/test_planted.py measures both).
+noise, so every other edge has an effect, but one far below any threshold (tests/test_planted.py measures both).
 
 Norms would couple everything to everything. Every token therefore carries a large constant (+K, −K), beside which
-one-hot vectors hardly change the stream's length, and the norms' gain undoes the division by it. And who writes a one
-also takes a one off BALANCE, which nobody reads, so that the mean LayerNorm subtracts is zero.
+one-hot vectors hardly change the stream's length, and the norms' gain undoes the division by it. A component that writes
+a one also subtracts a one from BALANCE, which nothing reads, so that the mean that LayerNorm subtracts is zero.
 
 Each circuit comes as GPT-2 (LayerNorm, learned positions, plain MLP) and as Llama (RMSNorm, rotary positions, gated
-MLP, grouped-query attention). Token 0 opens every prompt; after it a clean and a corrupted prompt differ everywhere.
+MLP, grouped-query attention). Every prompt starts with token 0; after it a clean and a corrupted prompt differ everywhere.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ WIDTH, HIDDEN = 88, 64
 K = 30.0  # the constant
 GAIN = K * (2 / WIDTH) ** 0.5  # what a norm divides by
 NOISE = 3e-4
-STEEP = 8.0  # of the MLPs' thresholds
-SCORE = 30.0  # of an attended position over the others
-LOGIT = 10.0  # of the answer over the others
-FAST = 6  # rotary frequencies that tell places apart; the others turn too slowly to matter over so few tokens
+STEEP = 8.0  # slope of the MLPs' thresholds
+SCORE = 30.0  # score of an attended position minus that of the others
+LOGIT = 10.0  # logit of the answer minus that of the others
+# rotary frequencies that distinguish positions; the others turn too slowly to matter over so few tokens
+FAST = 6
 ROTARY_BASE = 1e8
 
 TOKEN, A, B, C = (slice(i * VOCAB, (i + 1) * VOCAB) for i in range(4))
@@ -46,12 +47,12 @@ class Planted(NamedTuple):
     clean: Tensor  # [N, T]
     corrupt: Tensor  # [N, T]
     answers: Tensor  # [N]
-    foils: Tensor  # [N] what the corrupted prompt makes the model say
+    foils: Tensor  # [N] the corrupted prompt's answers
     edges: set[str]
 
 
 def planted_chain(architecture: str = "gpt2") -> Planted:
-    """One path. The answer is the token two places before the last, looked up in a table on the way."""
+    """One path. The answer is the token two positions before the last, mapped through a table on the way."""
     table = _permutation()
     plan = Plan(architecture)
     plan.look_back(0, 1)
@@ -65,7 +66,7 @@ def planted_chain(architecture: str = "gpt2") -> Planted:
 
 
 def planted_qkv(architecture: str = "gpt2") -> Planted:
-    """Induction: … a b … a → b, then a table. The second head needs its q, its k and its v, each from another place."""
+    """Induction: … a b … a → b, then a table. The second head needs its q, its k and its v, each from a different node."""
     table = _permutation()
     plan = Plan(architecture)
     plan.look_back(0, 3)
@@ -82,7 +83,7 @@ def planted_qkv(architecture: str = "gpt2") -> Planted:
         "m2->logits",
     ]
     clean, corrupt = _distinct_tokens()
-    # the place differs between the prompts of a pair: were it the same, v alone would do, for q and k could both be corrupted
+    # the position differs between the prompts of a pair; were it the same, v alone would suffice, and q and k could be corrupted
     row = torch.arange(PAIRS)
     place, other = 1 + row % (LENGTH - 3), 1 + (row + 1) % (LENGTH - 3)
     clean[:, -1], corrupt[:, -1] = clean[row, place], corrupt[row, other]
@@ -92,7 +93,7 @@ def planted_qkv(architecture: str = "gpt2") -> Planted:
 
 
 def planted_parallel(architecture: str = "gpt2") -> Planted:
-    """Two paths, neither of them enough: one brings the row of the answer in a 4 × 4 table, the other its column."""
+    """Two paths, both necessary: one brings the row of the answer in a 4 × 4 table, the other its column."""
     rows, columns = torch.arange(VOCAB) // 4, torch.arange(VOCAB) % 4
     row, column, final_row = (slice(A.start + 4 * i, A.start + 4 * (i + 1)) for i in range(3))
     plan = Plan(architecture)
@@ -114,7 +115,7 @@ def planted_parallel(architecture: str = "gpt2") -> Planted:
         "m2->logits",
     ]
     clean, corrupt = _distinct_tokens()
-    # rows of the corrupted prompt are shifted by one and columns by one: both paths differ in every pair
+    # rows and columns of the corrupted prompt are shifted by one: both paths differ in every pair
     corrupt[:, 1:] = 4 * ((rows[clean[:, 1:]] + 1) % 4) + (columns[clean[:, 1:]] + 1) % 4
 
     def answer(tokens: Tensor) -> Tensor:
@@ -124,14 +125,14 @@ def planted_parallel(architecture: str = "gpt2") -> Planted:
 
 
 class Plan:
-    """The weights while they are being set, shaped as in `Attention` and `MLP`: who reads the stream, who writes."""
+    """The weights while they are being set, shaped as in `Attention` and `MLP`."""
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
         self.generator = torch.Generator().manual_seed(0)
         G = HEADS if architecture == "gpt2" else KV_HEADS
         self.shared = HEADS // G  # heads that share a KV head
-        # a rotary head needs two dimensions for every frequency; GPT-2 has no choice
+        # a rotary head needs two dimensions per frequency; in GPT-2 the width is fixed
         self.head_width = e = WIDTH // HEADS if architecture == "gpt2" else 2 * (FAST + VOCAB)
         self.W_q = self.noise(LAYERS, HEADS, WIDTH, e)
         self.W_k, self.W_v = self.noise(LAYERS, G, WIDTH, e), self.noise(LAYERS, G, WIDTH, e)
@@ -154,14 +155,14 @@ class Plan:
             W_q[POSITION.start + n[1:], n[:-1]] += self.score
             W_k[POSITION.start + n, n] += 1.0
         else:
-            # a constant key and a query turned by one place: the score Σ cos(ω(distance − 1)) has its peak at 1
+            # a constant key and a query rotated by one position: the score Σ cos(ω(distance − 1)) has its peak at 1
             omega = ROTARY_BASE ** -(torch.arange(FAST) / (self.head_width // 2))
             W_k[CONSTANT, :FAST] += 1 / K
             W_q[CONSTANT, :FAST] += 2 * self.score / K * omega.cos()
             W_q[CONSTANT, self.head_width // 2 :][:FAST] -= 2 * self.score / K * omega.sin()
 
     def match(self, layer: int, head: int, query: slice, key: slice) -> None:
-        """Attend where the key subspace holds the token of the query subspace; failing that, to the opening token 0."""
+        """Attend to where the key subspace holds the token of the query subspace; otherwise to the first token, 0."""
         W_q, W_k = self.W_q[layer, head], self.W_k[layer, head // self.shared]
         n = torch.arange(VOCAB)
         W_q[query.start + n, FAST + n] += self.score
@@ -170,7 +171,7 @@ class Plan:
 
     @property
     def score(self) -> float:
-        return SCORE * self.head_width**0.5  # attention divides by the root again
+        return SCORE * self.head_width**0.5  # cancels attention's division by the root
 
     def move(self, layer: int, head: int, read: slice, write: slice, table: Tensor | None = None) -> None:
         """Copy a subspace from the attended position, token i becoming table[i]."""
@@ -180,7 +181,7 @@ class Plan:
         self.W_o[layer, head, n, BALANCE] -= 1.0
 
     def look_up(self, layer: int, read: slice, write: slice, table: Tensor) -> None:
-        """An MLP that turns token i into token table[i]: one hidden unit per token, on above one half."""
+        """An MLP that maps token i to token table[i]: one hidden unit per token, active above one half."""
         n = torch.arange(read.stop - read.start)
         self.W_in[layer, read.start + n, n] += STEEP
         self.W_in[layer, CONSTANT, n] -= 0.5 * STEEP / K
@@ -188,7 +189,7 @@ class Plan:
         self.W_out[layer, n, BALANCE] -= 2 / STEEP
 
     def look_up_pair(self, layer: int, row: slice, column: slice, write: slice) -> None:
-        """An MLP with one hidden unit per cell of the table, on when row and column are both there."""
+        """An MLP with one hidden unit per cell of the table, active when row and column are both present."""
         n = torch.arange(VOCAB)
         self.W_in[layer, row.start + n // 4, n] += STEEP
         self.W_in[layer, column.start + n % 4, n] += STEEP
@@ -265,7 +266,7 @@ class Plan:
         tensors = {"embed_tokens.weight": self.embedding, "norm.weight": gain, "lm_head.weight": unembedding}
         for layer in range(LAYERS):
             W_up = self.noise(WIDTH, HIDDEN)
-            W_up[CONSTANT] += 1 / K  # one, whatever the gate: what the gate lets through
+            W_up[CONSTANT] += 1 / K  # one, so that the gate's output passes through unchanged
             readers = {"q": self.W_q[layer], "k": self.W_k[layer], "v": self.W_v[layer]}
             parts = {
                 f"self_attn.{key}_proj": W.transpose(1, 2).reshape(-1, WIDTH) for key, W in readers.items()
@@ -287,7 +288,7 @@ def _permutation() -> Tensor:
 
 
 def _distinct_tokens() -> tuple[Tensor, Tensor]:
-    """Clean and corrupted prompts [N, T]: token 0, then tokens of which no two in a pair are the same."""
+    """Clean and corrupted prompts [N, T]: token 0, then tokens that are all different within a pair."""
     generator = torch.Generator().manual_seed(2)
     shuffled = torch.stack([1 + torch.randperm(VOCAB - 1, generator=generator) for _ in range(PAIRS)])
     opening = torch.zeros(PAIRS, 1, dtype=torch.long)

@@ -1,11 +1,11 @@
-"""The oracle: a circuit run written so plainly that it can be checked by reading. Slow, edge by edge, differentiable.
+"""The reference implementation of a circuit run, simple enough to be checked by reading. Slow, edge by edge, differentiable.
 
 Every receiver builds its own copy of the residual stream, before its norm, source by source:
 
     x_v = base(v) + Σ_u [ a_corr(u) + M_uv (a_now(u) − a_corr(u)) ]
 
-A kept edge (M = 1) carries what its source computed in this run, a cut one (M = 0) what it computed in the corrupted
-run, and a fraction lies between. `base` is what belongs to no node and is never patched: position embeddings and the
+A kept edge (M = 1) carries what its source computed in this run, a cut edge (M = 0) what its source computed in the
+corrupted run, and a fraction interpolates. `base` belongs to no node and is never patched: position embeddings and the
 output biases b_o.
 """
 
@@ -51,7 +51,7 @@ def slow_circuit_logits_everywhere(
 
 
 class Parts:
-    """What the components compute; tests of other derivatives than the true ones replace some."""
+    """The components' functions; tests of modified derivatives replace some of them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -96,7 +96,7 @@ def slow_run(
         attention = model.attention[layer]
         heads = []
         for h in range(spec.n_heads):
-            g = h // (spec.n_heads // spec.n_kv_heads)  # the KV head that serves this head
+            g = h // (spec.n_heads // spec.n_kv_heads)  # the KV head of this head
             q = reads(graph.receiver(layer, "q", h)) @ attention.W_q[h] + attention.b_q[h]
             k = reads(graph.receiver(layer, "k", g)) @ attention.W_k[g] + attention.b_k[g]
             v = reads(graph.receiver(layer, "v", g)) @ attention.W_v[g] + attention.b_v[g]

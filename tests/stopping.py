@@ -1,4 +1,4 @@
-"""A stand-in for whoever asks work to stop."""
+"""A stand-in for a request to stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def stop_at(n: int) -> Callable[[], bool]:
-    """Asked to stop from the n-th look on."""
+    """Requests a stop from the n-th call on."""
     looks = 0
 
     def stopping() -> bool:

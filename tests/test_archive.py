@@ -1,4 +1,4 @@
-"""The archive of a reproduction: nothing is lost in it, and a number that was changed anywhere is found."""
+"""The archive of a reproduction loses nothing, and any changed number is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribution against EAP-IG's own scores, a slow per-edge computation and finite differences; its cache."""
+"""Attribution against EAP-IG's own scores, a slow per-edge computation and finite differences; and its cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_scores_equal_those_of_eap_ig(seed):
         scores[edges] = golden[f"scores_{name}_f64"][golden["edge_src"], golden["edge_dst"]]
         return scores
 
-    n = len(pairs)  # their gradient scores are divided by the number of pairs once more
+    n = len(pairs)  # their gradient scores are divided by the number of pairs a second time
     np.testing.assert_allclose(eap(engine, objective), n * theirs("eap"), atol=1e-9, rtol=0)
     np.testing.assert_allclose(
         eap_ig_inputs(engine, objective, 5, "from-corrupt"), n * theirs("eap_ig5"), atol=1e-9, rtol=0
@@ -73,7 +73,7 @@ def test_scores_equal_those_of_eap_ig(seed):
 
 
 class Slow:
-    """Everything from activations and one autograd gradient per receiver, with no mask in sight."""
+    """Computes everything from activations and one autograd gradient per receiver, without masks."""
 
     def __init__(self, engine: Engine, pairs: Pairs, metric: str, parts: Parts | None = None) -> None:
         self.model, self.graph, self.parts = engine.model, engine.graph, parts
@@ -189,7 +189,7 @@ def test_exact_effects_correlate_with_eap_ig(kind):
 
 
 def test_corrupting_an_edge_of_positive_score_raises_the_loss():
-    """The sign: of the edges into the logits the first-order estimate is nearly exact."""
+    """The sign of scores: for edges into the logits the first-order estimate is nearly exact."""
     engine, pairs = tiny_case("gpt2")
     for metric in METRICS[:2]:
         objective = loss(metric, pairs, engine)

@@ -1,6 +1,6 @@
-"""Bad input on every command: one line that says what to do, a non-zero exit code, nothing half-written.
+"""Bad input to every command gives one line that says what to do, a non-zero exit code, and nothing half-written.
 
-In this process where that shows the same as a real one: `cli.run` is all of `main` but the process's own signals.
+Runs in this process where that is equivalent: `cli.run` is all of `main` except for the process's own signals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mechrl.models.base import Model
 from tests.agents.paper.small import shrink, write_policy
 from tests.viewer.circuits import SMALL, random_circuit
 
-ESCAPE = "\x1b[31mred\x07\x9b2J\n"  # colours, rings, clears the screen, and begins a new line
+ESCAPE = "\x1b[31mred\x07\x9b2J\n"  # colours, rings the bell, clears the screen, and starts a new line
 CIRCUITS = {
     "validate": ["validate", "{}"],
     "export": ["export", "{}", "--html", "out/page.html"],
@@ -46,7 +46,7 @@ BEHAVIOURS = {
     "export": ["export", "circuit.json", "--behaviour", "{}", "--html", "out/page.html"],
     "view": ["view", "circuit.json", "--behaviour", "{}", "--no-browser"],
 }
-# a moment's work, for commands that write into a folder
+# small workloads, for commands that write to a folder
 SMALL_RUN = ["--envs", "2", "--iterations", "1", "--device", "cpu", "--force"]
 PAPER = ["--agent", "paper", "--policy", "policy"]
 WRITERS = {
@@ -69,13 +69,13 @@ def every(table: dict[str, list[str]]) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def toy() -> Model:
-    """Loaded once for all the tests here."""
+    """Loaded once for all tests in this file."""
     return load_model("toy", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def wrong(toy: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A circuit of the embedded model, and files that are wrong in one way each."""
+    """A circuit of the embedded model, and files with one error each."""
     folder = tmp_path_factory.mktemp("wrong")
     circuit = random_circuit(toy.graph, 20, removed=3, model="toy", checksum=toy.checksum, pairs=2)
     circuit.save(folder / "circuit.json")
@@ -90,7 +90,7 @@ def wrong(toy: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def here(toy: Model, wrong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder of its own, with those files."""
+    """A new folder with those files."""
     shutil.copytree(wrong, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MECHRL_CACHE", str(tmp_path / "cache"))
@@ -109,7 +109,7 @@ def here(toy: Model, wrong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but scores that were worth keeping."""
+    """All files except cached scores."""
     paths = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -117,7 +117,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def refused(
     capsys: pytest.CaptureFixture[str], command: list[str], message: str, code: int = 1, lines: int | None = 1
 ) -> str:
-    """Runs a command that must fail as all should; returns the line."""
+    """Runs a command that must fail properly; returns its error line."""
     before = files(Path())
     returned = cli.run(command)
     printed = capsys.readouterr()
@@ -196,7 +196,7 @@ def test_behaviours_that_are_none(
 def test_models_that_are_none(
     command: list[str], model: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Known only after the behaviour and, for the paper's agent, the policy are: both are fine here."""
+    """Errors that are found only after the behaviour and, for the paper's agent, the policy are loaded; both are valid here."""
     line = refused(capsys, [*with_(command, "ioi"), "--model", model], message)
     assert len(line) < 1100
 
@@ -305,7 +305,7 @@ def test_a_file_where_a_folder_should_be(command: list[str], capsys: pytest.Capt
 def test_a_read_only_folder(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may write anywhere, so the system's answer is made up."""
+    """Root may write anywhere, so the operating system's answer is simulated."""
     Path("locked").mkdir(mode=0o500)
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and may(path, mode))
@@ -337,7 +337,7 @@ def test_a_full_disk_is_found_at_once(
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """The system itself refuses to let any file grow beyond so many bytes: what is longer is cut off in the middle."""
+    """The operating system lets no file grow beyond a limit: longer ones are cut off in the middle."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Where the seconds of a search go: its phases share out what it took."""
+"""The time profile of a search: the phases add up to the total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidate sets: the best by any score, as many as reach enough."""
+"""Candidate sets: the best edges by any score, as many as needed to reach an f."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_widening_says_what_it_found_and_charges_every_set(k: int, reach: float,
     assert np.array_equal(found.edges, candidate_set(scores, found.k)) and found.f == f_of(found.edges)
     assert found.f >= reach or found.k == N
     measured = 1 + np.ceil(np.log2(found.k / k))
-    # one more for the assertion above
+    # one extra pass for the assertion above
     assert ENGINE.passes - before == pytest.approx((measured + 1) * ENGINE.price)
 
 

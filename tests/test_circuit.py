@@ -1,4 +1,4 @@
-"""A circuit file round-trips exactly, is never half-written, and says in one line what is wrong with it."""
+"""A circuit file round-trips exactly, is never half-written, and every defect gives a one-line error."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_compressed_file_is_the_same_circuit_or_refused_in_one_line(tmp_path: 
         and len(whole) < (tmp_path / "circuit.json").stat().st_size
     )
     before.save(path)
-    assert path.read_bytes() == whole  # not a word about when it was written
+    assert path.read_bytes() == whole  # no timestamp
     for broken in (whole[:-9], whole[:100], whole[:2], whole[:50] + b"?" * 20 + whole[70:]):
         path.write_bytes(broken)
         with pytest.raises(MechRLError, match="not valid JSON, or cut short") as caught:
@@ -187,7 +187,7 @@ VALUES = (
     {"x": 1},
 )
 NUMBERS, TEXTS = (7, -1, 0.5), ("x",)
-ACCEPTED = {  # of these values, by field
+ACCEPTED = {  # the accepted ones of these values, by field
     **dict.fromkeys(("model", "checksum", "behaviour", "method", "version"), TEXTS),
     **dict.fromkeys(("tau", "faithfulness", "passes", "seconds"), NUMBERS),
     **dict.fromkeys(("faithfulness_test", "faithfulness_validation"), (None, *NUMBERS)),
@@ -204,7 +204,7 @@ ACCEPTED = {  # of these values, by field
 }
 
 
-LATER = {"attribution", "rows", "bos", "commit"}  # files written before there were these are still read
+LATER = {"attribution", "rows", "bos", "commit"}  # files from before these fields existed are still read
 
 
 def test_the_table_has_every_field() -> None:
@@ -223,9 +223,9 @@ def test_every_field_is_of_its_kind_or_refused_in_one_line(tmp_path: Path, name:
             assert str(path) in str(exc) and "\n" not in str(exc), value
         else:
             accepted.append(value)
-            loaded.save(tmp_path / "again.json")  # what is accepted can be used
+            loaded.save(tmp_path / "again.json")  # an accepted file can be used
             assert repr(loaded)
-    assert repr(tuple(accepted)) == repr(ACCEPTED[name])  # as text: True is 1, but not here
+    assert repr(tuple(accepted)) == repr(ACCEPTED[name])  # compared as text, because True == 1
     broken = circuit().to_json()
     del broken[name]
     path.write_text(json.dumps(broken))
@@ -289,7 +289,8 @@ def test_the_export_is_what_eap_ig_reads(tmp_path: Path, shape: tuple[int, int, 
         "parallel_attn_mlp": False,
         "d_model": 8,
     }
-    per_head = Graph(shape[0], shape[1], shape[1])  # the graph those tools build: a k and a v for every head
+    # the graph that those tools build: a k and a v for every head
+    per_head = Graph(shape[0], shape[1], shape[1])
     assert set(file["edges"]) == set(per_head.edge_names)
     assert set(file["nodes"]) == {*per_head.source_names, "logits"}
     kept = graph.prune(mine.mask)

@@ -1,4 +1,4 @@
-"""A circuit as a table, a graph, a run on one's own prompt, hooks: each says what the mask says."""
+"""A circuit as a table, a graph, a run on a prompt of your own, and hooks: all agree with the mask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from mechrl.behaviours import get_behaviour
-from mechrl.behaviours.base import Pairs
+from mechrl.behaviours.base import Pairs, metric_value
 from mechrl.circuit_views import outside
 from mechrl.engine import Engine
+from mechrl.engine.plain import push
+from mechrl.engine.plain import run as run_plainly
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from tests.viewer.circuits import GPT2, SMOLLM2, random_circuit
@@ -47,7 +49,7 @@ def test_the_graph_has_the_edges_on_a_path() -> None:
     networkx = pytest.importorskip("networkx")
     circuit = random_circuit(GPT2, 80, nodes=20)
     mask = circuit.mask.copy()
-    mask[GPT2.edge_of_name("a0.h0->m11")] = True  # nobody feeds a0.h0
+    mask[GPT2.edge_of_name("a0.h0->m11")] = True  # no edge enters a0.h0
     graph = replace(circuit, mask=mask).to_networkx()
     assert (
         graph.number_of_edges() == replace(circuit, mask=mask).size < mask.sum() or mask.sum() == circuit.size
@@ -132,4 +134,30 @@ def test_edges_len_and_size_agree() -> None:
     assert all(circuit.mask[GPT2.edge_of_name(name)] for name in circuit.edges)
     assert get_behaviour(circuit.behaviour) == circuit.its_behaviour() and bool(
         replace(circuit, mask=np.zeros_like(circuit.mask))
+    )
+
+
+def test_logit_attribution_is_the_logit_difference(toy) -> None:
+    behaviour, circuit = get_behaviour("ioi"), of_toy(toy, pairs=4)
+    rows = circuit.logit_attribution(toy)
+    assert [
+        r["component"] for r in sorted(rows, key=lambda r: toy.graph.source_names.index(r["component"]))
+    ] == list(toy.graph.source_names)
+    strength = [abs(r["circuit"] or 0.0) for r in rows]
+    assert strength == sorted(strength, reverse=True)
+    writers = {edge.split("->")[0] for edge in circuit.live_edges if edge.endswith("->logits")}
+    assert {r["component"] for r in rows if r["circuit"] is not None} == writers
+    pairs = behaviour.pairs(toy.tokenizer, 4, circuit.pairs_seed, part="discovery")
+    engine = Engine(toy, pairs)
+
+    def difference(logits: torch.Tensor) -> float:
+        return float(metric_value("logit-difference", logits, pairs).mean())
+
+    # the corrupted stream at the scale of the clean run: all of the difference but what the components wrote
+    corrupted = sum(
+        float(push(run_plainly(toy, pairs.clean[i], pairs.corrupt[i], np.ones_like(circuit.mask)).rest, a, f))
+        for i, (a, f) in enumerate(zip(pairs.answers, pairs.foils, strict=True))
+    )
+    assert sum(r["model"] for r in rows) == pytest.approx(
+        difference(engine.clean_logits) - corrupted / 4, abs=1e-3
     )

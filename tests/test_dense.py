@@ -1,4 +1,4 @@
-"""Dense runs of a few circuits against the slow twin and the engine's own gradients; the engine's way through them."""
+"""Dense runs of a few circuits against the slow implementation and the engine's own gradients; and when the engine uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_boolean_and_real_masks_equal_the_slow_twin(kind, ragged):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3, 9, 17])
 def test_every_bucket_has_the_engines_values_and_gradients(kind, n):
-    """Buckets are not full; a run is used again with other masks; some edges only; a weight of 0 has a gradient."""
+    """Buckets that are not full; reusing a run with other masks; subsets of edges; a gradient for an edge of weight 0."""
     model, pairs, rng = tiny(kind), tiny_pairs(3, 6, 3, ragged=True), np.random.default_rng(n)
     engine = Engine(model, pairs)
     few = FewCircuits(model, engine.cache)
@@ -46,7 +46,7 @@ def test_every_bucket_has_the_engines_values_and_gradients(kind, n):
 
 
 def test_the_engine_gives_the_same_through_dense_runs():
-    """As on a CUDA device, where few circuits come this way by themselves."""
+    """As on a CUDA device, where a few circuits are run this way by default."""
     model, pairs, rng = tiny("llama-gqa"), tiny_pairs(4, 7, 1, ragged=True), np.random.default_rng(0)
     engine = Engine(model, pairs)
     gpu = GpuBackend(model, engine.cache, engine.readout, None, tf32=False, half=False)
@@ -73,5 +73,5 @@ def test_buckets_and_what_is_left_to_plans():
         return [gpu.are_few(n, gradient=False) for n in (0, 1, BUCKETS[-1] + 1)]
 
     assert few(None) == [False, True, False]
-    assert few(1) == [False, False, False]  # it does not fit
+    assert few(1) == [False, False, False]  # too large for the memory
     assert few(None, half=True) == [False, False, False]

@@ -1,4 +1,4 @@
-"""Files for EAP-IG and MIB: both say the same, and where EAP-IG's own code looks for it. (Names and heads: tests/test_circuit.py.)"""
+"""Files for EAP-IG and MIB: both formats agree, and have what EAP-IG's own code reads. (Names and heads: tests/test_circuit.py.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine against the slow twin, `transformers`, EAP-IG's own circuit logits, and finite differences."""
+"""The engine against the slow implementation, `transformers`, EAP-IG's own circuit logits, and finite differences."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_mask_gradients_equal_the_slow_twins_and_finite_differences(kind, ragged
     rng = np.random.default_rng(0)
     edges = np.sort(rng.choice(model.graph.n_edges, 60, replace=False))
     weights = rng.random((2, 60))
-    weights[:, :5] = 0  # an edge of weight 0 has a gradient too
+    weights[:, :5] = 0  # edges of weight 0 have a gradient too
     result = engine.gradient(weights, edges)
     for i in range(2):
         whole = torch.zeros(model.graph.n_edges, dtype=torch.float64)
@@ -148,7 +148,7 @@ def test_results_do_not_depend_on_chunks_order_padding_or_company(kind):
     for i in range(12):
         assert torch.allclose(engine.kl(masks[i])[0], kl[i], atol=1e-12)
     assert torch.allclose(engine.kl(model.graph.prune(masks)), kl, atol=1e-12)
-    for p in range(4):  # a pair alone needs no padding
+    for p in range(4):  # a single pair needs no padding
         alone = Engine(model, TinyPairs([pairs.clean[p]], [pairs.corrupt[p]])).kl(masks)[:, 0]
         assert torch.allclose(alone, kl[:, p], atol=1e-12)
     weights = rng.random((5, model.graph.n_edges))
@@ -193,7 +193,7 @@ def test_circuits_that_agree_below_a_layer_share_everything_below_it():
 
 
 def test_work_at_the_prediction_position_only_where_nothing_else_reads():
-    """input -> m0 -> logits is read at the last position only; input -> m0 -> a1.h0<v> at all."""
+    """input -> m0 -> logits is read only at the last position; input -> m0 -> a1.h0<v> at all positions."""
     model = tiny("gpt2")
     graph = model.graph
 
@@ -279,7 +279,7 @@ def test_starting_at_a_stage_changes_nothing(kind):
 
 
 def test_runs_that_do_not_fit_are_halved_and_stay_in_order():
-    """Every circuit once, in order, whatever fits; one that does not fit by itself is an error."""
+    """Every circuit runs once, in order, whatever fits; one that does not fit alone is an error."""
     for fits in range(1, 8):
 
         def run(some: slice, fits: int = fits) -> list[int]:
@@ -301,7 +301,7 @@ def test_runs_that_do_not_fit_are_halved_and_stay_in_order():
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(KINDS), st.integers(0, 10**6), st.sampled_from([None, 2]))
 def test_gradients_at_sparse_masks_equal_the_slow_twins(kind, seed, groups):
-    """Most weights are 0, and most edges touch nothing that weighs: what is left out has no gradient."""
+    """Most weights are 0, and most edges are on no path of nonzero weights: the skipped edges have zero gradient."""
     model, pairs, rng = tiny(kind), tiny_pairs(2, 6, seed), np.random.default_rng(seed)
     engine, E = Engine(model, pairs), model.graph.n_edges
     weights = rng.random((2, E)) * (rng.random((2, E)) < rng.choice([0, 0.02, 0.05, 0.2], (2, 1)))

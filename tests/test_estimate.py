@@ -1,4 +1,4 @@
-"""What work is estimated to take."""
+"""The estimated cost of work."""
 
 from __future__ import annotations
 

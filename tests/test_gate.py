@@ -57,7 +57,7 @@ NAMES = ["John", "Mary", "Paul", "Anna", "James", "Kate"]
 
 
 def who(prefix: str = "When", end: str = "", wrong: bool = False) -> list[dict[str, str]]:
-    """Rows that the toy model can do: who was given the book. `wrong`: answers it never gives."""
+    """Rows that the toy model can do: who was given the book. `wrong`: answers that it never gives."""
     rows = []
     for a in NAMES:
         for b in NAMES:
@@ -84,7 +84,7 @@ def test_top1_and_the_probability_of_the_answer_are_measured(toy):
 
 
 def test_what_the_model_never_says_is_not_exhibited_however_it_ranks_the_foil(toy):
-    """Accuracy alone says answer > foil: of two tokens that are never said one is always ahead."""
+    """Accuracy only says that the answer beats the foil: of two tokens with next to no probability, one always does."""
     rows = who(wrong=True)
     pairs = Behaviour.from_pairs("mine", [row | {"part": "test"} for row in rows]).pairs(
         toy.tokenizer, 99, part="test"
@@ -134,7 +134,7 @@ def test_a_template_that_cannot_be_built_is_not_offered_force(toy):
 
 
 def test_the_other_first_token_is_tried_where_the_model_fails(toy):
-    """The toy model learned prompts that open with <bos>; and, with that token's embedding turned round, it does better without."""
+    """The toy model was trained on prompts that start with <bos>; with that token's embedding times −30, it does better without."""
     bare = gate.judge(replace(toy, tokenizer=toy.tokenizer.opened("no")), get_behaviour("ioi"))
     assert not bare.exhibited and bare.opener == ""
     assert any("with '<bos>' in front accuracy is 1.00" in w and "try --bos yes" in w for w in bare.warnings)

@@ -55,7 +55,7 @@ def test_no_such_edge(name):
 
 
 def fixed_point(graph: Graph, mask: np.ndarray) -> np.ndarray:
-    """The definition, iterated: edges of nodes without an edge in (input exempt) or without an edge out go, until none does."""
+    """The definition, iterated: remove edges of nodes with no edge in (input exempt) or no edge out, until there are none."""
     mask = mask.copy()
     per_kv = graph.n_heads // graph.n_kv_heads
     while True:

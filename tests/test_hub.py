@@ -1,4 +1,4 @@
-"""Circuits and agents go to the hub and come back, by the hub library itself and a hub in memory."""
+"""Circuits and agents make a round trip to the hub, with the hub library itself and a hub in memory."""
 
 from __future__ import annotations
 
@@ -140,6 +140,6 @@ def test_what_cannot_be_written_is_one_line(
     monkeypatch.setenv("HF_TOKEN", "hf_" + "y" * 34)
     with pytest.raises(MechRLError, match="hf auth login"):
         circuit.push_to_hub("me/ioi")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server answers there
     with pytest.raises(MechRLError, match="cannot be reached"):
         circuit.push_to_hub("me/ioi")

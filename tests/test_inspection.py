@@ -1,4 +1,4 @@
-"""`mechrl check`: what a file of one's own holds, what is wrong with it, what the model says to it."""
+"""`mechrl check`: what a behaviour file contains, what is wrong with it, what the model predicts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_circuit_keeps_its_behaviour(tmp_path: Path, capsys: pytest.CaptureFix
     path, out = file(tmp_path, who()), str(tmp_path / "out")
     assert cli.run(["search", "greedy", path, "--pairs", "6", "--out", out, "--holds-on", "discovery"]) == 0
     circuit = f"{out}/circuit.json"
-    Path(path).unlink()  # nothing but the circuit is left
+    Path(path).unlink()  # only the circuit is left
     assert cli.run(["validate", circuit, "--json"]) == 0
     assert cli.run(["export", circuit, "--html", f"{out}/c.html"]) == 0
     shown = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Killed with -9 at any moment and resumed: what comes of it is what a run that was never killed comes to, byte for byte."""
+"""Killed with -9 at any moment and resumed: the result is that of an uninterrupted run, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.planner import make_network
 from tests.fuzz.readers import make_gguf
 from tests.search.model import write_model
 
-# States are first saved after ten seconds, which these runs do not take: here after every step.
+# States are normally first saved after ten seconds, longer than these runs take; here after every step.
 RUN = """
 from tests.agents.paper.small import main
 main()
@@ -64,7 +64,7 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def kill_soon_after_a_save(command: list[str], threads: int) -> bool:
-    """Kills it as soon as it has saved something new; whether there was anything left to kill."""
+    """Kills the process as soon as it has saved something new; returns whether it was still running."""
     paths = [Path("killed", name) for name in SAVED]
     before = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
     process = start(command, "killed", threads)
@@ -126,7 +126,7 @@ def left_behind() -> list[str]:
     return [p.name for p in Path("killed").rglob("*") if p.name.endswith(".tmp") or p.name == ".lock"]
 
 
-# Small walks in a random model, which no gate would let pass, done by the process itself: killed workers are test_work's.
+# Small episodes of `collect` in a random model, which no gate would accept, in one process; tests of executors kill workers.
 PLANNER_RUN = """
 from functools import partial
 from mechrl.cli import app as cli
@@ -151,7 +151,7 @@ TRAIN_PLANNER += ["--rounds", "2", "--epochs", "2", "--model", "model", "--devic
 
 
 def planner_s_files(folder: str) -> dict[str, tuple]:
-    """What was collected and fitted; cells also say how long it took. Texts of a file are written in any order."""
+    """What was collected and fitted, without the times in cells. The texts of a file are written in any order."""
     found = {}
     for path in sorted(Path(folder).rglob("*.safetensors")):
         arrays, texts = read_sealed(path)
@@ -165,7 +165,7 @@ def planner_s_files(folder: str) -> dict[str, tuple]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_planner_that_is_killed_while_it_collects_and_fits_is_the_same() -> None:
-    """Killed whenever there is another file: after walks, and between a fit and what follows from it."""
+    """Killed whenever there is a new file: after episodes of `collect`, and between a fit and the next step."""
     finish(start(TRAIN_PLANNER, "straight", code=PLANNER_RUN))
     kills, expected = 0, planner_s_files("straight")
     assert {Path(name).parts[0] for name in expected} == {
@@ -184,7 +184,7 @@ def test_a_planner_that_is_killed_while_it_collects_and_fits_is_the_same() -> No
             break
         kills += 1
     assert process.returncode == 0, said
-    assert kills >= 4  # two rounds of walks, and a fit between them
+    assert kills >= 4  # two rounds of episodes with a fit between them
     assert planner_s_files("killed") == expected and not left_behind()
 
 
@@ -205,7 +205,7 @@ print(smollm2.directory(), flush=True)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_concurrent_fetches_of_smollm2_convert_it_once(tmp_path: Path) -> None:
-    """One is killed before it has moved its work into place, and leaves nothing that the others trip over."""
+    """One process is killed before it has moved its work into place; the others are not affected by what it leaves behind."""
     import hashlib
 
     make_gguf(tmp_path)

@@ -1,4 +1,4 @@
-"""Accounts of passes: only a ledger changes them, and engines may share one."""
+"""Pass counts: only a ledger changes them, and engines may share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call, where no CUDA device is needed; tests/gpu has the fused path."""
+"""Circuits of several behaviours in one call, as far as no CUDA device is needed; tests/gpu tests the fused path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_mask_gradients_are_those_of_attribution_and_add_up_to_f(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gains_are_what_f_changes_by_to_first_order(kind):
-    """By finite differences of f in single edges, those that a circuit has and those that it lacks."""
+    """By finite differences of f in single edges, inside and outside the circuit."""
     model, rng = tiny(kind), np.random.default_rng(0)
     E = model.graph.n_edges
     edges = [np.sort(rng.choice(E, n, replace=False)) for n in (E // 2, E // 3, E)]
@@ -80,7 +80,7 @@ def test_gains_are_what_f_changes_by_to_first_order(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_joined_cache_is_that_of_all_pairs_together(kind):
-    """Joining equals caching the concatenated batch, up to the positions after a prompt's end, which nobody reads."""
+    """Joining equals caching the concatenated batch, except at positions after a prompt's end, which are never read."""
     model, batches = tiny(kind), _batches()
     engines = [Engine(model, pairs) for pairs in batches]
     joined = join([engine.cache for engine in engines])

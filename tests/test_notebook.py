@@ -1,4 +1,4 @@
-"""What a notebook shows while `discover` and `validate` work. The tour is a notebook that was run: its own outputs are looked at too."""
+"""What a notebook shows while `discover` and `validate` run. The tour is an executed notebook, so its own outputs are checked too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOUR = Path(__file__).parents[1] / "docs" / "tour.ipynb"
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every picture that a notebook is given."""
+    """All display updates sent to a notebook."""
     pictures: list[str] = []
 
     def display(what, display_id: bool):
@@ -69,7 +69,7 @@ def test_a_program_is_shown_nothing(model, capsys: pytest.CaptureFixture[str]) -
 def test_what_fails_leaves_no_full_bar(shown: list[str], model) -> None:
     with pytest.raises(mechrl.MechRLError):
         mechrl.discover(model, mechrl.behaviour("simple-syllogism"), "guess", force=True)
-    assert len(shown) == 2 and "value" not in shown[-1]  # it is not made to look finished
+    assert len(shown) == 2 and "value" not in shown[-1]  # an interrupted bar is not shown as finished
 
 
 def test_the_tour_was_run_and_shows_it() -> None:
@@ -83,4 +83,4 @@ def test_the_tour_was_run_and_shows_it() -> None:
     bars = [picture for picture in pictures if picture.startswith("<progress")]
     assert (
         len(bars) == 3 and " edges, f 0." in bars[0] and all('value="1" max="1"' in bar for bar in bars)
-    )  # two discoveries and a validation, each as it ended
+    )  # two discoveries and a validation, each in its final state

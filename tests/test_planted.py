@@ -1,4 +1,4 @@
-"""The planted circuits are what they claim to be: measured edge by edge with the oracle, in float64."""
+"""The planted circuits are correct: measured edge by edge with the slow implementation, in float64."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_the_circuit_is_sufficient_no_part_of_it_is_and_nothing_else_matters(pla
 
     subsets = torch.cartesian_prod(*[torch.tensor([False, True])] * len(planted.edges))[
         :-1
-    ]  # all but the circuit itself
+    ]  # all edges but the circuit's
     smaller = torch.zeros(len(subsets), graph.n_edges, dtype=torch.bool)
     smaller[:, circuit] = subsets
-    assert (1 - kl(smaller) / kl_cut).max() < 0.5  # what methods find at tau = 0.9 can only be the circuit
+    assert (1 - kl(smaller) / kl_cut).max() < 0.5  # so at tau = 0.9 only the circuit itself can be found
 
-    cut_one = ~torch.eye(graph.n_edges, dtype=torch.bool)  # one edge less
+    cut_one = ~torch.eye(graph.n_edges, dtype=torch.bool)  # each circuit lacks one edge
     for whole in (everything, circuit):
         faithfulness = 1 - kl(whole & cut_one) / kl_cut
         assert faithfulness[circuit].max() < 0.3

@@ -1,4 +1,4 @@
-"""Every number has a range that is stated and checked before anything is loaded; a seed's is the same everywhere."""
+"""Every number has a stated range that is checked before anything is loaded; seeds have the same range everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mechrl.search.session import SearchSettings
 from tests.cli.test_app import every_command
 from tests.viewer.circuits import SMALL, random_circuit
 
-# what a command cannot do without
+# required arguments of each command
 GIVEN = {
     "mechrl discover": ["ioi"],
     "mechrl adapt": ["ioi", "--policy", "policy"],
@@ -31,7 +31,7 @@ GIVEN = {
 
 
 def kind(parameter) -> type | None:
-    """int or float, of one or of several that may be left out."""
+    """int or float, also inside tuples and optional types."""
     annotation = parameter.type_descriptor.annotation
     return next((each for each in (int, float) if each in (annotation, *get_args(annotation))), None)
 

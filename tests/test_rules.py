@@ -1,4 +1,4 @@
-"""GIM and RelP against derivatives written out by hand, and what relevance propagation promises."""
+"""GIM and RelP against hand-written derivatives, and the conservation property of relevance propagation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiny import tiny
 
 
 class _Norm(torch.autograd.Function):
-    """x̂ = (x − mean) · s, or x · s; s does not move."""
+    """x̂ = (x − mean) · s, or x · s; s is held constant."""
 
     @staticmethod
     def forward(ctx, x, centre: bool, eps: float):
@@ -50,7 +50,7 @@ class _Softmax(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """A value whose derivative is `slope`."""
+    """A value with derivative `slope`."""
 
     @staticmethod
     def forward(ctx, x, value, slope):
@@ -128,8 +128,8 @@ def test_values_are_the_models_own(kind: str, rules: Rules) -> None:
 
 
 def test_relevance_is_conserved() -> None:
-    """Without biases, and with a corrupted run that is zero everywhere: what flows out of the input is the logit difference, and so
-    is what flows into the logits. Half of a gated product flows through either side."""
+    """Without biases, and with a corrupted run of zeros, the relevance out of the input equals the logit difference, and so does the
+    relevance into the logits. Each side of a gated product gets half of it."""
     model = tiny("llama")
     silent = model.embedding.clone()
     silent[0] = 0

@@ -1,4 +1,4 @@
-"""The oracle itself, against what was computed elsewhere: `transformers` for whole runs, EAP-IG's code for circuits."""
+"""The slow implementation itself against references: `transformers` for whole runs, EAP-IG's code for circuits."""
 
 from __future__ import annotations
 

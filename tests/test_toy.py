@@ -1,4 +1,4 @@
-"""The embedded model does what it is there for: every behaviour, on pairs it was not trained on, within its size."""
+"""The embedded model exhibits every behaviour on pairs it was not trained on, within its size limit."""
 
 from __future__ import annotations
 

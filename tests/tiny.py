@@ -72,7 +72,7 @@ class TinyPairs:
 def tiny_pairs(
     n: int = 4, length: int = 6, seed: int = 0, ragged: bool = False, prefix: int = 1
 ) -> TinyPairs:
-    """Random pairs; `ragged`: of different lengths; the first `prefix` tokens agree, the next differs, others mostly agree."""
+    """Random pairs; `ragged`: of different lengths; the first `prefix` tokens agree, the next one differs, others mostly agree."""
     g = torch.Generator().manual_seed(seed)
     clean, corrupt = [], []
     for i in range(n):

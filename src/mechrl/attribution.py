@@ -1,7 +1,7 @@
 """Attribution: how much every edge matters, from gradients instead of one run per edge.
 
-The loss L is a behaviour's metric, negated, or the KL from the model (`loss`), averaged over pairs. All scores S [E] have the same sign:
-**S > 0 means that corrupting the edge raises the loss**. Edges of large positive score carry the behaviour.
+The loss L is the negated metric of the behaviour, or the KL from the model (`loss`), averaged over pairs. All scores S [E] have the same
+sign: **S > 0 means that corrupting the edge raises the loss**. Edges of large positive score carry the behaviour.
 
 With D(u) = a_corr(u) − a_clean(u) and x_v the stream that v reads before its norm:
 
@@ -37,8 +37,8 @@ from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite, cache_folder, write_atomically
 from mechrl.files.sealed import read_sealed, sealed
 
-# Where the m steps of EAP-IG are: k/m for k = 0 … m−1 in the paper and in EAP-IG's current code (with the corrupted end, without the
-# clean one), for k = 1 … m in the code of EAP-IG's publication.
+# Positions of the m steps of EAP-IG: k/m for k = 0 … m−1 in the paper and in EAP-IG's current code (with the corrupted end, without the
+# clean one), for k = 1 … m in the code released with EAP-IG.
 Convention = Literal["from-corrupt", "to-clean"]
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "gim", "relp", "mask-gradients", "exact"]
 Scores = TypeVar("Scores", np.ndarray, torch.Tensor)
@@ -47,7 +47,7 @@ NEGATIVE = 0.3
 # weights of negative scores in `strength`: such edges go first, early, or like others
 ORDERS = (0.0, NEGATIVE, 1.0)
 
-_CUTS_AT_ONCE = 256  # masks of one call of `exact`
+_CUTS_AT_ONCE = 256  # masks in one call of `exact`
 
 
 def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
@@ -60,14 +60,14 @@ def strength(scores: Scores, negative: float = NEGATIVE) -> Scores:
 
 
 def loss(metric: Metric, pairs: Pairs, engine: Engine) -> Objective:
-    """What attribution differentiates: the metric, negated, or KL(model ‖ ·). Logits [C, batch, V] to [C, batch]."""
+    """The loss to differentiate: the negated metric, or KL(model ‖ ·). Maps logits [C, batch, V] to [C, batch]."""
     if metric == "kl":
         return engine.kl_objective
     return lambda logits: -metric_value(metric, logits, pairs)
 
 
 def eap(engine: Engine, objective: Objective, rules: Rules | None = None) -> np.ndarray:
-    """[E] EAP; with `rules` GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
+    """[E] EAP; with `rules`, GIM or RelP. Not for KL, whose gradient vanishes at the clean run and has to be integrated."""
     gradient: np.ndarray = _gradient(engine, np.ones((1, engine.graph.n_edges)), objective, rules=rules)[0]
     return -gradient
 
@@ -94,8 +94,8 @@ def eap_ig_activations(
 ) -> np.ndarray:
     """[E] EAP-IG on activations: interpolates one group of nodes (the input, a layer's heads, an MLP) and recomputes the rest.
 
-    Nodes of a group do not read each other, so they write what they write in the clean run, and M = k/m on all edges out of the group
-    interpolates its outputs: a_corr + (k/m)(a_clean − a_corr). m runs for each of the 2L + 1 groups.
+    Nodes of a group do not read each other, so their outputs are those of the clean run, and M = k/m on all edges out of the group
+    interpolates these outputs: a_corr + (k/m)(a_clean − a_corr). m runs for each of the 2L + 1 groups.
     """
     graph = engine.graph
     scores = np.zeros(graph.n_edges)
@@ -120,8 +120,7 @@ def integrated_mask_gradients(
 ) -> np.ndarray:
     """[n] over `edges` (default: all): minus the average of ∂L/∂M at αM; 0 for edges that the circuit `mask` [n] lacks.
 
-    L is KL by default. Up to the error of the midpoint rule, a circuit's scores add up to L(empty) − L(circuit), which for KL is
-    f · KL_cut.
+    L is KL by default. Up to the error of the midpoint rule, a circuit's scores sum to L(empty) − L(circuit), which for KL is f · KL_cut.
     """
     edges = np.arange(engine.graph.n_edges) if edges is None else edges
     alive = np.ones(len(edges), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -155,7 +154,7 @@ def attribute(
     steps: int = STEPS,
     convention: Convention = "from-corrupt",
 ) -> np.ndarray:
-    """[E] scores by a method and a metric, given by name."""
+    """[E] scores by the name of a method and of a metric."""
     objective = loss(metric, pairs, engine)
     if method in ("eap", "gim", "relp"):
         return eap(engine, objective, {"gim": GIM, "relp": RELP}.get(method))
@@ -176,7 +175,7 @@ def attribute(
 def cached(engine: Engine, pairs: Pairs, metric: Metric) -> np.ndarray:
     """[E] EAP-IG on inputs, from the disk cache if possible.
 
-    Passes are charged either way: a method's cost must not depend on what ran before it.
+    Passes are charged either way: a method's cost must not depend on what ran before.
     """
     return cached_by(engine, pairs, [metric])[0]
 
@@ -227,7 +226,7 @@ def _determinants(engine: Engine, pairs: Pairs, metric: Metric) -> str:
 
 
 def _read(path: Path, what: str, n_edges: int) -> tuple[np.ndarray, float] | None:
-    """Scores and the passes they cost; None if the file is missing or not as it should be."""
+    """Scores and the passes they cost; None if the file is missing or invalid."""
     try:
         arrays, about = read_sealed(path)
         scores, passes = arrays["scores"], float(about["passes"])

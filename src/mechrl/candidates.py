@@ -1,8 +1,8 @@
 """The candidate set: pairs → scores → the K edges that a method chooses from. All other edges are cut.
 
-The paper's prefilter: EAP-IG on inputs with five steps and the behaviour's own metric (KL where that is its metric); the candidates are
+The paper's prefilter is EAP-IG on inputs with five steps and the behaviour's own metric (which may be KL); the candidates are
 the K edges of highest |score|. `union` adds the K best by KL: on some models the best edges by the metric alone reach no useful f.
-A search that cannot reach its aim among them has K doubled.
+If a search cannot reach its target with these candidates, K is doubled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def discovery_pairs(model: Model, behaviour: Behaviour, n: int, seed: int) -> Pa
 
 
 def metrics_of(metric: Metric, prefilter: Prefilter) -> list[Metric]:
-    """The metrics that score edges, for a behaviour with this metric. The first one ranks all edges."""
+    """The metrics that score edges, for a behaviour with this metric. All edges are ranked by the first one."""
     if prefilter == "kl" or metric == "kl":
         return ["kl"]
     return [metric, "kl"] if prefilter == "union" else [metric]
@@ -45,13 +45,13 @@ def ranking(scores: np.ndarray) -> np.ndarray:
 
 
 def candidate_set(scores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """The union of the k best edges by each score, ascending. (Two scores agree on most: the union is far below 2k.)"""
+    """The union of the k best edges by each score, ascending. (Two scores mostly agree, so the union is far smaller than 2k.)"""
     return np.unique(np.concatenate([ranking(s)[:k] for s in scores]))
 
 
 @dataclass(frozen=True)
 class Widened:
-    """The `edges` among the `k` best by any score, and their f as a circuit."""
+    """The candidates, `k` by each score, and their f as a circuit."""
 
     edges: np.ndarray
     k: int

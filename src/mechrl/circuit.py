@@ -193,6 +193,14 @@ class Circuit:
         """What the circuit says to a prompt of yours, beside the model; `corrupt` is what it is told where it has no edge."""
         return views().run(self, model, prompt, corrupt, top)
 
+    def logit_attribution(self, model: Model, behaviour: Behaviour | None = None) -> list[dict[str, Any]]:
+        """A dict for every component: `circuit` and `model`, how much it pushes the answers above the foils there by what it writes to
+        the logits; the strongest first."""
+        found: list[dict[str, Any]] = views().logit_attribution(
+            self, model, behaviour or self.its_behaviour()
+        )
+        return found
+
     def transformer_lens_hooks(self, corrupted: Any) -> Any:
         """`fwd_hooks` for TransformerLens that ablate every component outside the circuit; `corrupted` is the cache of that run."""
         return views().transformer_lens_hooks(self, corrupted)

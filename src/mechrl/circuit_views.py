@@ -1,4 +1,5 @@
-"""A circuit as others want it: a table, a graph of networkx, a run on one's own prompt, hooks for TransformerLens, a model card."""
+"""A circuit as others want it: a table, a graph of networkx, a run on one's own prompt, what its components write to the logits, hooks for
+TransformerLens, a model card."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import numpy as np
 import torch
 
 from mechrl import hub
-from mechrl.behaviours.base import Pairs
+from mechrl.behaviours.base import Behaviour, Pairs
 from mechrl.engine import Engine
+from mechrl.engine.plain import push
+from mechrl.engine.plain import run as run_plainly
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.names import GPT2
@@ -118,6 +121,34 @@ def run(circuit: Circuit, model: Model, prompt: str, corrupt: str, top: int = 5)
         f,
         logits,
     )
+
+
+def logit_attribution(circuit: Circuit, model: Model, behaviour: Behaviour) -> list[dict[str, Any]]:
+    """Direct logit attribution: how much each component pushes the answers above the foils, mean over the discovery pairs.
+
+    A row for every component: `component`; `circuit`, what it writes there in the circuit (None without an edge to the logits); `model`,
+    what it writes in the whole model. Both beyond the corrupted run, with the final norm held at its scale; strongest in the circuit first.
+    """
+    model = circuit.as_found(model)
+    assert model.tokenizer is not None
+    pairs = behaviour.pairs(
+        model.tokenizer, circuit.pairs, circuit.pairs_seed, part="discovery", n_ctx=model.spec.n_ctx
+    )
+    found: dict[str, dict[int, float]] = {}
+    for name, mask in (("circuit", circuit.live), ("model", np.ones_like(circuit.mask))):
+        total = found[name] = {}
+        for clean, corrupt, answers, foils in zip(
+            pairs.clean, pairs.corrupt, pairs.answers, pairs.foils, strict=True
+        ):
+            plain = run_plainly(model, clean, corrupt, mask)
+            pushes = push(plain.writes, answers, foils).tolist()
+            for source, value in zip(plain.writers.tolist(), pushes, strict=True):
+                total[source] = total.get(source, 0.0) + value / len(pairs)
+    rows = [
+        {"component": name, "circuit": found["circuit"].get(i), "model": found["model"][i]}
+        for i, name in enumerate(circuit.graph.source_names)
+    ]
+    return sorted(rows, key=lambda row: (-abs(row["circuit"] or 0.0), -abs(row["model"])))
 
 
 def outside(circuit: Circuit) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
-"""Files for EAP-IG and the MIB benchmark: every edge with its importance, as JSON or, if that grows too large, as a tensor.
+"""Files for EAP-IG and the MIB benchmark: every edge with its importance, as JSON or, if that would be too large, as a tensor.
 
-Those tools have k and v inputs for every head. Under grouped-query attention ours belong to the KV head, which serves a group of heads:
-such an edge is written once for each head of the group, with the same importance.
+These tools have k and v inputs for every head. Under grouped-query attention ours belong to the KV head of a group of heads, so such an
+edge is written once for each head of the group, with the same importance.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_json(path: Path, graph: Graph, d_model: int, importance: np.ndarray, k
 def write_submission(
     folder: Path, task: str, model: str, graph: Graph, d_model: int, importance: np.ndarray
 ) -> Path:
-    """`<task>_<model>/importances.json` in `folder`, or `.pt` for a large graph. A ranking has all edges in the graph."""
+    """Writes `<task>_<model>/importances.json` in `folder`, or `.pt` for a large graph. A ranking has all edges in the graph."""
     everything = np.ones(graph.n_edges, dtype=bool)
     path = folder / f"{task}_{Path(model).name}" / "importances.json"
     per_head = Graph(graph.n_layers, graph.n_heads, graph.n_heads)

@@ -1,4 +1,4 @@
-"""The one exception users meet: a single line that says what is wrong and what to do about it."""
+"""The exceptions for users: a single line that says what is wrong and how to fix it."""
 
 
 class MechRLError(Exception):
@@ -6,8 +6,8 @@ class MechRLError(Exception):
 
 
 class FileError(MechRLError):
-    """A behaviour's file is broken: its rows have to be corrected, and insisting does not help."""
+    """A behaviour's file is broken: its rows have to be corrected, and --force does not help."""
 
 
 class OutOfMemory(MechRLError):
-    """It does not fit into the device's memory beside what else is there: it may at another time."""
+    """The work does not fit into the device's free memory; it may fit when other processes use less."""

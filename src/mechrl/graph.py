@@ -7,7 +7,7 @@ are computed once per KV head, so each KV head has one k and one v receiver.
     GPT-2 small   158 nodes, 32,491 edges          SmolLM2-135M   302 nodes, 70,651 edges
 
 Edges are integers, numbered receiver by receiver and, within a receiver, source by source. So the edges of a receiver are contiguous,
-and those of a layer's attention inputs form a rectangle [receivers, sources]. Names are for people and files.
+and those of a layer's attention inputs form a rectangle [receivers, sources]. Names are used only in files and output.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class LiveEdges:
 
     stage: StageEdges
     circuit: np.ndarray  # [n]
-    column: np.ndarray  # [n] place in the set
-    place: np.ndarray  # [n] of the receiver, within the stage
+    column: np.ndarray  # [n] index in the set
+    place: np.ndarray  # [n] index of the receiver within the stage
     source: np.ndarray  # [n]
 
 
@@ -232,8 +232,8 @@ class EdgeSet:
             StageEdges(graph, s, self.edges, a, b) for s, (a, b) in enumerate(pairwise(bounds)) if b > a
         ]
         self._source = graph.edge_source[self.edges]
-        self._place = np.zeros(len(self.edges), dtype=np.int64)  # of the receiver, within its stage
-        self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # numpy sorts 16 bits by counting
+        self._place = np.zeros(len(self.edges), dtype=np.int64)  # index of the receiver within its stage
+        self._stage = np.zeros(len(self.edges), dtype=np.uint16)  # numpy radix-sorts 16-bit integers
         for i, stage in enumerate(self.stages):
             self._stage[stage.columns] = i
             if stage.kind == "attention":
@@ -253,9 +253,9 @@ class EdgeSet:
     ) -> tuple[list[LiveEdges], np.ndarray]:
         """The live edges of masks [C, n] over the set, stage by stage, and [C, sources] which sources they read.
 
-        A node lives if a live edge enters it (the input needs none) and a live edge leaves it. The graph is layered, so one sweep up (what
-        the input reaches) and one down (what reaches the logits) find the fixed point. Under corrupted patching this changes no output:
-        a node that is not reached stays corrupted, a node that is not read has no effect.
+        A node lives if a live edge enters it (the input needs none) and a live edge leaves it. The graph is layered, so one sweep up (nodes
+        reached from the input) and one down (nodes that reach the logits) find the fixed point. Under corrupted patching this changes no
+        output: a node that is not reached stays corrupted, a node that is not read has no effect.
 
         given: [m] which of the first m sources live, if that is known. keep_unread: skip the sweep down.
         """
@@ -296,10 +296,10 @@ class EdgeSet:
         return [live for live in result if len(live.circuit)], read
 
     def for_gradient(self, values: np.ndarray) -> np.ndarray:
-        """[C, n] bool: the edges that a run at real-valued masks [C, n] over the set must have for their gradient.
+        """[C, n] bool: the edges that a gradient run at real-valued masks [C, n] over the set has to keep.
 
         d(objective)/dw_uv = row(u) · d(stream of v) is zero unless u is reached from the input and v reaches the logits, both along edges
-        whose weight is not zero. Beside these edges come those that the rows are computed from.
+        of nonzero weight. The run also needs the edges from which these rows are computed.
         """
         weighs = values != 0
         reached = np.zeros((len(values), self.graph.n_sources), dtype=bool)
@@ -347,12 +347,12 @@ class EdgeSet:
         return np.concatenate([by_head, by_kv, by_kv], axis=1)
 
 
-# Limits for a graph in a file: more than 48 layers of 48 heads have, and few enough that index maps fit into memory.
+# Limits for a graph in a file: more than 48 layers of 48 heads need, and few enough that index maps fit into memory.
 _MOST_EDGES, _MOST_LAYERS_OR_HEADS = 10_000_000, 1000
 
 
 def checked_graph(L: int, H: int, G: int) -> Graph:
-    """The graph of a file. One that is too large is refused before anything of its size is made."""
+    """The graph of a file. One that is too large is refused before anything of its size is allocated."""
     if min(L, H, G) < 1 or H % G:
         raise ValueError(f"{H} heads do not share {G} KV heads evenly in {L} layers")
     if max(L, H) > _MOST_LAYERS_OR_HEADS or count_edges(L, H, G) > _MOST_EDGES:

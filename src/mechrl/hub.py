@@ -1,7 +1,7 @@
-"""The Hugging Face hub: models, circuits and agents come from it; circuits and agents go to it. A repository holds one of them.
+"""The Hugging Face hub: models, circuits and agents are loaded from it; circuits and agents are pushed to it. A repository holds one.
 
-Wherever a circuit's file or an agent's folder is asked for, `hf:owner/name` stands for what a repository holds, and
-`hf:owner/name@commit` for what it held then. HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and the rest are the hub library's to obey.
+Wherever a circuit's file or an agent's folder is expected, `hf:owner/name` means the content of a repository, and `hf:owner/name@commit`
+its content at that commit. The hub library reads HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and its other variables itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from mechrl.errors import MechRLError
 
 PREFIX = "hf:"
-AGENT = ("model.safetensors", "config.json", "run.json")  # what a planner's or a policy's folder may hold
+AGENT = ("model.safetensors", "config.json", "run.json")  # files in a planner's or a policy's folder
 
 
 def fetch(repo: str, revision: str | None, files: Sequence[str], name: str, what: str, instead: str) -> Path:
-    """The local copy of a repository's files. `name`: what somebody asked for; `instead`: what they could give in its place."""
+    """The local copy of a repository's files. `name`: what the user asked for; `instead`: what they could give instead."""
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
@@ -42,12 +42,12 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], name: str, what
             f"{name}: not in the local hub cache, and the hub cannot be reached or HF_HUB_OFFLINE is set;"
             f" connect once to fetch it, or give {instead}"
         ) from exc
-    except OSError as exc:  # HTTP errors and the disk's
+    except OSError as exc:  # HTTP errors and disk errors
         raise MechRLError(f"{name}: cannot be fetched ({_line(exc)}); try again or give {instead}") from exc
 
 
 def local(path: Path | str, *files: str) -> Path:
-    """The path itself, unless it begins with `hf:`: then the local copy, of the one file or of the folder that holds them."""
+    """The path itself, unless it begins with `hf:`; then the local copy of the one file, or of the folder with the files."""
     text = str(path)
     if not text.startswith(PREFIX):
         return Path(path)
@@ -60,7 +60,7 @@ def local(path: Path | str, *files: str) -> Path:
 
 
 def push(repo: str, files: Mapping[str, bytes], card: str, private: bool = False) -> str:
-    """Makes a repository of the files and a model card, or adds a commit to it; its address with that commit."""
+    """Creates a repository with the files and a model card, or adds a commit to it. Returns its address with that commit."""
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub import errors as hub
 
@@ -87,7 +87,7 @@ def push(repo: str, files: Mapping[str, bytes], card: str, private: bool = False
 
 
 def push_agent(folder: Path | str, repo: str, private: bool = False) -> str:
-    """A planner or a policy, with its card; its address, which `--planner`, `--policy` and `mechrl.discover` take."""
+    """Pushes a planner or a policy with its card. Returns its address, which `--planner`, `--policy` and `mechrl.discover` take."""
     folder = Path(folder)
     files = {name: (folder / name).read_bytes() for name in AGENT if (folder / name).is_file()}
     if AGENT[0] not in files:
@@ -102,7 +102,7 @@ def push_agent(folder: Path | str, repo: str, private: bool = False) -> str:
 
 
 def head(*tags: str, base_model: str = "") -> str:
-    """What a model card opens with, for the hub's own search."""
+    """The front matter of a model card, for the hub's search."""
     base = f"base_model: {base_model}\n" if base_model else ""
     listed = "".join(f"- {tag}\n" for tag in ("mechanistic-interpretability", "circuit-discovery", *tags))
     return f"---\nlibrary_name: mechrl\n{base}tags:\n{listed}---\n\n"

@@ -6,10 +6,10 @@ import sys
 
 
 def plain(text: object) -> str:
-    """One line that cannot steer a terminal: names come from files, and whatever does not print is shown escaped."""
+    """One line without control characters: names come from files, so anything unprintable is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def say(line: object) -> None:
-    """A line on stderr."""
+    """Prints a line on stderr."""
     print(plain(line), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Names that people type, and what they may have meant. No heavy imports: a typo is answered before torch is loaded."""
+"""The names that users type, and suggestions for typos. No heavy imports: a typo is reported before torch is loaded."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mechrl.errors import MechRLError
 GPT2 = {"gpt2": "12 layers", "gpt2-medium": "24 layers", "gpt2-large": "36 layers", "gpt2-xl": "48 layers"}
 MODELS = ("toy", "smollm2", *GPT2)
 
-Prefilter = Literal["metric", "kl", "union"]  # what scores edges: the behaviour's own metric, KL, or both
+Prefilter = Literal["metric", "kl", "union"]  # scores edges by the behaviour's own metric, KL, or both
 PREFILTERS: tuple[Prefilter, ...] = get_args(Prefilter)
 Agent = Literal["planner", "paper"]
-ReproducedAgent = Literal["paper"]  # whose tables `reproduce` makes
-ScoredBy = Literal["metric", "kl"]  # what the paper's candidates are chosen by
+ReproducedAgent = Literal["paper"]  # the agent whose tables `reproduce` makes
+ScoredBy = Literal["metric", "kl"]  # what ranks the paper's candidates
 SearchMethod = Literal["top-n", "greedy", "acdc", "edge-pruning", "matryoshka", "blockwise"]
 SEARCH_METHODS: tuple[SearchMethod, ...] = get_args(SearchMethod)
 HoldsOn = Literal["fresh", "discovery"]  # pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
-Bos = Literal["auto", "yes", "no"]  # do prompts open with a first token? `auto`: the model's own convention
+Bos = Literal["auto", "yes", "no"]  # do prompts start with a first token? `auto`: the model's own convention
 
 
 def close(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
-    """`did you mean greedy?`, or nothing."""
+    """`did you mean greedy?`, or an empty string."""
     found = difflib.get_close_matches(name.lower(), known, n=2, cutoff=cutoff)
     return f"did you mean {' or '.join(found)}?" if found else ""
 
 
 def one_of(what: str, value: str, known: Sequence[str]) -> str:
-    """`value`, if it is known; else an error that says what there is."""
+    """`value` if it is known; else an error that lists the known ones."""
     if value in known:
         return value
     hint = close(value, known)
@@ -41,7 +41,7 @@ def one_of(what: str, value: str, known: Sequence[str]) -> str:
 
 
 def check_model(name: str) -> str:
-    """Refuses what is nearly one of our names. Anything else may be a hub id, which only the hub knows."""
+    """Refuses a name that is nearly one of ours. Anything else may be a hub id, which only the hub can check."""
     if name in MODELS or "/" in name or name.endswith(".gguf"):
         return name
     with suppress(OSError, RuntimeError):  # a name that is too long

@@ -1,18 +1,18 @@
-"""How large numbers may be: one definition for every command, and for what is read from files. Beyond these nothing can be computed."""
+"""The ranges of numbers, for every command and for everything read from files. Beyond these nothing can be computed."""
 
 from __future__ import annotations
 
 from mechrl.errors import MechRLError
 
-MOST_SEED = 2**32 - 1  # numpy's old generators and torch take no more
+MOST_SEED = 2**32 - 1  # the limit of numpy's old generators and of torch
 MOST_PAIRS = 100_000  # of one behaviour
 MOST_EDGES = 100_000_000  # candidates
 MOST_STEPS = 100_000_000  # iterations, transitions and decisions
-MOST_AT_ONCE = 100_000  # episodes, rollouts and circuits side by side
+MOST_AT_ONCE = 100_000  # parallel episodes, rollouts and circuits
 MOST_WIDTH = 4096  # of a policy's hidden layers
 MOST_JOBS = 4096
 MOST_SECONDS = 1e9  # thirty years
-MOST_COEFFICIENT = 1e6  # of whatever is weighed, preferred or compared
+MOST_COEFFICIENT = 1e6  # for weights and coefficients
 
 
 def check_seed(seed: int) -> int:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, as something to look at between two steps. No heavy imports."""
+"""SIGINT and SIGTERM as a list to check between two steps. No heavy imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of dying at once; a second one is not collected but obeyed."""
+    """Collects SIGINT and SIGTERM instead of exiting at once; a second signal ends the process."""
     stopped: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -1,4 +1,4 @@
-"""The list of behaviours, their known components, and the success measures."""
+"""The list of behaviours, their known components, and the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviours from files: what is read, how it is divided, and what each mistake is called."""
+"""Behaviours from files: what is read, how rows are split, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_csv_says_the_same(tmp_path: Path) -> None:
         f'{r["clean"]},"{r["corrupt"]}",{r["answer"]}| the,{r["foil"]},probability-difference' for r in GOOD
     ]
     path = tmp_path / "cities.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())  # as a spreadsheet saves it
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())  # as saved by a spreadsheet
     behaviour = load_behaviour(path)
     assert behaviour.metric == "probability-difference"
     pairs = behaviour.pairs(gpt2(), part="discovery")
@@ -83,9 +83,7 @@ def test_rows_that_share_a_prompt_share_a_part(rows: list[tuple[int, int]]) -> N
     source = Behaviour.from_pairs("b", texts).source
     assert isinstance(source, tuple)
     clean = [{row.clean for row in source if row.part == part} for part in PARTS]
-    assert (
-        sum(map(len, clean)) == len(set().union(*clean)) and clean[0]
-    )  # a clean prompt is in one part alone
+    assert sum(map(len, clean)) == len(set().union(*clean)) and clean[0]  # a clean prompt is in only one part
     prompts = [{p for row in source if row.part == part for p in (row.clean, row.corrupt)} for part in PARTS]
     leaks = sum(
         not (prompts[0] | prompts[1]).isdisjoint((row.clean, row.corrupt))
@@ -99,7 +97,7 @@ def test_rows_that_share_a_prompt_share_a_part(rows: list[tuple[int, int]]) -> N
 
 
 def shuffled(n: int, seed: int) -> list[dict[str, str]]:
-    """Pairs as people write them first: every corrupted prompt is another row's clean one."""
+    """A common first attempt: every corrupted prompt is another row's clean prompt."""
     order = list(range(n))
     Random(seed).shuffle(order)
     return [

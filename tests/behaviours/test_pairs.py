@@ -1,4 +1,4 @@
-"""What must hold for the pairs of every behaviour, for every seed and on every kind of tokenizer."""
+"""Invariants of the pairs of every behaviour, for every seed and every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_pairs_are_sound(tokenizer: Tokenizer, behaviour: Behaviour, seed: int, 
         assert len(set(answers)) == len(answers) and len(set(foils)) == len(foils)
         assert unk is None or unk not in {*clean, *corrupt, *answers, *foils}
         assert all(0 <= token < tokenizer.vocab_size for token in (*answers, *foils))
-        for token in (*answers, *foils):  # a token of its own, in a BPE with the space before it
+        for token in (*answers, *foils):  # a single token, in a BPE with the space before it
             assert tokenizer.single(tokenizer.decode([token])) == token
 
 
 @ALL
 def test_parts_have_hundreds_and_share_nothing(tokenizer: Tokenizer, behaviour: Behaviour) -> None:
-    """However many pairs are asked for, and with whatever seeds: no clean prompt of one part is in another."""
+    """For any number of pairs and any seeds, no clean prompt of one part is in another."""
     cleans = []
     for part in PARTS:
         many, others = (

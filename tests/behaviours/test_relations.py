@@ -1,4 +1,4 @@
-"""Few-shot relations: what must hold for their words and pairs, and that SmolLM2 exhibits every one."""
+"""Few-shot relations: invariants of their words and pairs, and SmolLM2 exhibits each of them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_gpt2_has_the_words(behaviour: Behaviour) -> None:
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, dict]:
-    """What `mechrl behaviours --model smollm2 --json` has printed."""
+    """Stored output of `mechrl behaviours --model smollm2 --json`."""
     path = Path(__file__).parents[2] / "benchmarks" / "gate" / "smollm2.json"
     return {row["name"]: row for row in json.loads(path.read_text())}
 
@@ -129,7 +129,7 @@ def test_smollm2_exhibits_every_one(table: dict[str, dict]) -> None:
 @pytest.mark.real
 @pytest.mark.slow
 def test_the_table_says_what_smollm2_does(table: dict[str, dict]) -> None:
-    """Three of them are judged again; all would take minutes."""
+    """Three of them are measured again; all would take minutes."""
     model = load_model("smollm2")
     for behaviour in RELATIONS[::12]:
         verdict = gate.judge(model, behaviour).to_json()

@@ -1,4 +1,4 @@
-"""Rows of a file are dealt to parts in linear time, and as they always were."""
+"""Rows of a file are assigned to parts in linear time, and always in the same way."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
     links = CHAINS[name](30_000)
     source = Behaviour.from_pairs("b", rows(links)).source
     assert isinstance(source, tuple) and time.thread_time() - began < 3
-    # all hang together: a star has one clean prompt and so one part, of the others' clean prompts every part has its own
+    # all rows are linked: a star has one clean prompt and so one part; the others' clean prompts are spread over all parts
     assert len({row.part for row in source}) == (1 if name == "a star" else 3)
     assert len({(row.clean, row.part) for row in source}) == len({clean for clean, _ in links})
 
@@ -56,7 +56,7 @@ def test_thirty_thousand_chained_rows(name: str) -> None:
     )
 )
 def test_parts_are_those_of_the_plain_way(links: list[tuple[int, int]]) -> None:
-    """The slow twin: without shortening any path. A file's parts must not change with the program's version."""
+    """The slow implementation, without path shortening. A file's parts must not change between versions."""
     source = Behaviour.from_pairs("b", rows(links)).source
     assert isinstance(source, tuple)
     strict = dealt(links)
@@ -68,7 +68,7 @@ HALF_OF_WHAT_IT_SHOULD_HAVE = {"discovery": 1 / 4, "test": 1 / 8, "validation": 
 
 
 def dealt(links: list[tuple[int, int]]) -> list[str]:
-    """The part of every row; rows that share a prompt, directly or through others, have the same."""
+    """The part of every row; rows that share a prompt, directly or through others, are in the same part."""
     group: dict[str, str] = {}
 
     def stands_for(prompt: str) -> str:

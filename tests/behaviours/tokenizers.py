@@ -29,7 +29,7 @@ def all_words() -> list[str]:
 
 @cache
 def word_level(leave_out: frozenset[str] = frozenset()) -> Tokenizer:
-    """Every word of the templates is a token, except those left out, which are unknown."""
+    """Every word of the templates is a token, except for those left out, which are unknown."""
     vocabulary = ["<bos>", "<unk>", *(word for word in all_words() if word not in leave_out)]
     backend = Backend(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), behavior="removed", invert=True)

@@ -1,4 +1,4 @@
-"""A real Chromium, the system's own. Without one these tests are skipped, and the end of the report says so in capitals."""
+"""A real Chromium, installed on the system. Without one these tests are skipped, and the test summary says so in capitals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _missing: list[str] = []
 
 
 def find() -> tuple[str | None, str]:
-    """Chromium's path, or why there are no browser tests."""
+    """Chromium's path, or the reason why browser tests are skipped."""
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         return None, f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @dataclass
 class Visit:
-    """A page in the browser, and everything it asked for or complained about."""
+    """A page in the browser, with all its requests and console errors."""
 
     page: object
     requests: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Visit:
 
 @pytest.fixture
 def visit(chromium, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
-    """Opens circuits (or an address) in a window of their own. At the end: no error was thrown, nothing was asked for but the page."""
+    """Opens circuits (or an address) in a new window. At the end: no errors, and no request but for the page itself."""
     contexts, visits = [], []
 
     def opened(*circuits: dict, url: str = "", scheme: str = "light") -> Visit:

@@ -1,4 +1,4 @@
-"""What a reader does with a circuit: rank, threshold, prompt first, notes, links, pictures, several circuits, a telephone."""
+"""What a reader does with a circuit: rank, threshold, prompt first, notes, links, pictures, several circuits, phone width."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def ranked() -> dict:
-    """A circuit that a search found: no scores of its own, but the attribution of its edges."""
+    """A circuit found by a search: without scores of its own, but with the attribution of its edges."""
     scores = np.random.default_rng(3).normal(size=GPT2.n_edges) ** 3
     return circuit_data(random_circuit(GPT2, 120, removed=60, nodes=30, scored=False, attribution=scores))
 
@@ -117,7 +117,7 @@ def test_every_component_can_be_listed(visit, ranked: dict) -> None:
     assert v.locator(rows).count() == len(shown(v) - {"logits", "input"})
 
 
-# ---- what is said first ---------------------------------------------------------------------------------------------
+# ---- the header -----------------------------------------------------------------------------------------------------
 
 
 def test_the_prompt_and_both_answers_are_on_the_first_view(visit, toy: dict) -> None:
@@ -197,7 +197,7 @@ def test_notes_are_text(visit, ranked: dict, text: str) -> None:
 
 
 def told(v) -> dict:
-    """Everything that a reader of the page sees of the state."""
+    """The whole state that is visible on the page."""
     return {
         "shown": shown(v),
         "heading": [h.inner_text() for h in v.locator("[role=tabpanel]:not([hidden]) h2").all()],
@@ -287,7 +287,7 @@ def test_the_picture_is_saved_as_svg_and_png(visit, ranked: dict) -> None:
     png = download.value.path().read_bytes()
     assert (
         png.startswith(b"\x89PNG") and v.evaluate(COLOURS, base64.b64encode(png).decode()) > 50
-    )  # there is something in it
+    )  # it is not empty
     width, height = (int.from_bytes(png[i : i + 4], "big") for i in (16, 20))
     assert (width, height) == (2 * int(tree.get("width")), 2 * int(tree.get("height")))
 
@@ -323,7 +323,7 @@ def test_three_circuits_stand_beside_each_other(visit) -> None:
     assert re.search(rf"A and B\s+{pair[0]} of {pair[1]} ", v.locator("#about").inner_text())
 
 
-# ---- a telephone ----------------------------------------------------------------------------------------------------
+# ---- phone width ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how_many", [1, 2, 3])
@@ -373,7 +373,7 @@ def test_tools_stand_beside_the_title_however_narrow(visit) -> None:
 
 
 def test_edges_along_the_spine_are_arcs_inside_each_other(visit) -> None:
-    """Edges from MLP to MLP end in the same column: the longer one's arc lies outside the shorter one's, not on it."""
+    """Edges from MLP to MLP end in the same column: a longer edge's arc lies outside a shorter one's."""
     names = [("m2", "m5"), ("m2", "m9"), ("m2", "m14"), ("m2", "m20"), ("m2", "m27")]
     mask = np.zeros(SMOLLM2.n_edges, dtype=bool)
     for source, target in names:

@@ -1,4 +1,4 @@
-"""The report of a reproduction as people see it: tables fit, figures show."""
+"""The report of a reproduction in a browser: tables fit, figures are shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.experiments.made_up import made_up
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The page of a model; a few cells are not done, so that there are remarks."""
+    """The report of a model; a few cells are not done, so that there are remarks."""
     found = {}
     for model in ("gpt2", "other"):
         folder = tmp_path_factory.mktemp(model)
@@ -54,7 +54,7 @@ def test_it_opens_with_findings_and_ends_with_provenance(chromium, reports):
 
 
 def test_no_heading_is_broken_inside_a_word(chromium, reports):
-    """Every word of a heading is one line high."""
+    """No word in a heading is broken over two lines."""
     window = chromium.new_page(viewport={"width": 1280, "height": 900})
     window.goto(reports["gpt2"])
     broken = window.evaluate("""() => [...document.querySelectorAll('th')].flatMap(th => {

@@ -1,4 +1,4 @@
-"""The viewer driven as people drive it: pointer, keyboard, slider, search."""
+"""The viewer, operated as users do: pointer, keyboard, slider, search."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shown(visit) -> set[str]:
 
 
 def names_at(data: dict, stop: int) -> set[str]:
-    """The components of the circuit at a stop, from the data."""
+    """The components of the circuit at a step of the replay, from the data."""
     edges = [i for i, lasts in enumerate(data["edges"]["stops"]) if lasts > stop]
     return {data["sources"][data["edges"]["source"][i]] for i in edges} | {"logits"}
 
@@ -114,7 +114,7 @@ def test_the_slider_replays_the_removal(visit, toy: dict) -> None:
     end = drawn(v)
     for stop in (0, len(toy["stops"]["size"]) // 2):
         slide(v, stop)
-        v.wait_for_timeout(300)  # all edges are drawn once the slider rests
+        v.wait_for_timeout(300)  # all edges are drawn once the slider stops moving
         assert drawn(v) != end
         assert shown(v) == names_at(toy, stop)
         f, edges = v.locator(".readout").inner_text().split("\n")[:2]
@@ -211,9 +211,7 @@ def test_three_thousand_edges_respond_within_100_ms(visit) -> None:
       }
       return times;
     }""")
-    assert np.median(times) < 100, (
-        times
-    )  # from the pointer to the picture, on a machine that does other things as well
+    assert np.median(times) < 100, times  # from the pointer event to the picture, on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -283,7 +281,7 @@ def test_attention_of_a_head_on_a_prompt(visit, toy: dict) -> None:
     pictures = set()
     for run in ("clean", "corrupt", "circuit"):
         v.click(f"[aria-label=Run] [data-key={run}]")
-        assert v.evaluate("document.activeElement.dataset.key") == run  # the focus stays where it was
+        assert v.evaluate("document.activeElement.dataset.key") == run  # the focus does not move
         assert v.locator(".attention p").inner_text().startswith("The last token looks at")
         pictures.add(v.locator(".attention canvas").evaluate("c => c.toDataURL()"))
     assert len(pictures) > 1
@@ -295,13 +293,13 @@ def test_attention_of_a_head_on_a_prompt(visit, toy: dict) -> None:
 
 
 def check_attention_under_the_pointer(v, toy: dict, pair: int, run: str) -> None:
-    """The number beside the tokens is that of the data, for every third cell of the lower triangle."""
+    """The number shown for the tokens is that of the data, for every third cell of the lower triangle."""
     tokens = toy["pairs"][pair]["corrupt" if run == "corrupt" else "clean"]
     n, stored = len(tokens), base64.b64decode(toy["attention"]["pairs"][pair][run])
     v.locator(".attention canvas").scroll_into_view_if_needed()
     box = v.locator(".attention canvas").bounding_box()
     cell = float(v.get_attribute(".attention canvas", "data-cell"))
-    left = box["width"] - cell * n  # what the labels take
+    left = box["width"] - cell * n  # the width of the labels
     cells = [(q, k) for q in range(n) for k in range(q + 1)][::3]
     assert len({stored[q * (q + 1) // 2 + k] for q, k in cells}) > 3
     for q, k in cells:
@@ -367,7 +365,7 @@ def test_light_and_dark(visit, toy: dict, scheme: str) -> None:
         background, text = (v.evaluate(colour) for colour in colours)
         return background < text
 
-    assert darkness() == (scheme == "dark")  # as the system says
+    assert darkness() == (scheme == "dark")  # follows the system's colour scheme
     before = drawn(v)
     v.click("#theme")
     assert darkness() == (scheme == "light")
@@ -431,3 +429,42 @@ def test_in_a_notebooks_frame(chromium, tmp_path) -> None:
     frame.locator("[data-name=logits]").click()
     assert frame.locator("#component h2").inner_text() == "logits"
     window.close()
+
+
+def signed(x: float) -> str:
+    return f"{x:+.2f}".replace("-", "−") if abs(x) >= 0.005 else "0.00"
+
+
+def test_it_says_what_a_component_writes_to_the_logits(visit, toy: dict) -> None:
+    """Select every writer, on two prompts: its push and the tokens it raises are those of the data."""
+    v = visit(toy)
+    for choice in ("0", "1"):
+        written = toy["pairs"][int(choice)]["writes"]
+        for index in written["circuit"]:
+            v.locator(f"[data-name='{toy['sources'][index]}']").click()
+            v.locator(f"[aria-label='Prompt of the writes'] [data-key='{choice}']").click()
+            push, model = (signed(written[run][index]) for run in ("circuit", "model"))
+            tokens = [t.replace("\n", "⏎").replace(" ", "·", 1) for t in written["raises"].get(index, [])]
+            raised = ", ".join(f"“{t}”" for t in tokens)
+            said = v.locator(".writes").inner_text()
+            assert f"Pushes the answer {push} against the foil; in the whole model {model}." in said
+            assert (f"Raises most: {raised}." in said) if raised else ("Raises" not in said)
+            v.keyboard.press("Escape")
+    silent = next(
+        n for i, n in enumerate(toy["sources"]) if i and i not in written["circuit"] and n.startswith("m")
+    )
+    v.locator(f"[data-name='{silent}']").click()
+    assert "no edge from it to the logits" in v.locator(".writes").inner_text()
+
+
+def test_the_prompts_say_who_pushes_most(visit, toy: dict) -> None:
+    v = visit(toy)
+    v.click("#tab-prompts")
+    v.locator("[aria-label='Pair'] [data-key='2']").click()
+    written = toy["pairs"][2]["writes"]["circuit"]
+    best = sorted(written, key=lambda i: -abs(written[i]))
+    rows = [row.split("\n") for row in v.locator(".pushers li").all_inner_texts()]
+    assert [row[-1] for row in rows] == [signed(written[i]) for i in best[: len(rows)]]
+    name = toy["sources"][best[0]]
+    v.locator(".pushers button").first.click()
+    assert v.locator("#component h2").inner_text() == name

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, exit codes, one-line errors, JSON on stdout and nothing else there."""
+"""The command line as users see it: real processes, exit codes, one-line errors, and only JSON on stdout."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mechrl(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def every_command(group=None, path: str = "mechrl") -> dict:
-    """By its full name, as typer has built it."""
+    """A command by its full name, as typer built it."""
     found = {}
     for name, command in (group or get_command(cli.app)).commands.items():
         full = f"{path} {name}"
@@ -68,7 +68,7 @@ def every_command(group=None, path: str = "mechrl") -> dict:
 
 
 def test_help_is_quick():
-    """Half a second of the processor on any machine, and no heavy import; tests share theirs, so the clock says little."""
+    """Half a second of CPU time on any machine, and no heavy import; wall time says little on shared machines."""
     mechrl("--help")  # compile once
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = mechrl("--help")
@@ -91,7 +91,7 @@ def test_help_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = every_command()[name]
     examples = re.findall(r"- `(mechrl [^`]+)`", command.help)
     assert examples and all(example.startswith(name) for example in examples)
-    for example in examples:  # every one is understood; what it does is tested elsewhere
+    for example in examples:  # every example parses; its effect is tested elsewhere
         command.make_context(name, shlex.split(example)[len(name.split()) :])
     for parameter in command.params:
         assert parameter.help, parameter.name
@@ -117,7 +117,7 @@ def test_no_command_is_a_question(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str):
-    """What a command prints as JSON, in this process: nothing else may be there."""
+    """A command's JSON output, in this process; nothing else may be on stdout."""
     assert cli.run([*arguments, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
@@ -205,7 +205,7 @@ def test_a_bar_on_a_terminal_and_json_beside_it(tmp_path: Path) -> None:
     )
     os.close(theirs)
     drawn = b""
-    while True:  # until the last holder of the other end is gone
+    while True:  # until the last process that holds the other end has exited
         try:
             drawn += os.read(ours, 4096)
         except OSError:
@@ -217,7 +217,7 @@ def test_a_bar_on_a_terminal_and_json_beside_it(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0
     assert printed["circuit"] == str(tmp_path / "circuit.json")
     assert b"top-n" in drawn and "━".encode() in drawn
-    assert drawn.count(b"\x1b[?25h") == drawn.count(b"\x1b[?25l") > 0  # the cursor is back
+    assert drawn.count(b"\x1b[?25h") == drawn.count(b"\x1b[?25l") > 0  # the cursor is visible again
 
 
 def test_json_of_training_and_export(

@@ -1,4 +1,4 @@
-"""`mechrl metrics`: rankings by name and by a circuit's file, what is printed, what is submitted, what is refused."""
+"""`mechrl metrics`: rankings by name and from a circuit's file, its output, the submission, and errors."""
 
 from __future__ import annotations
 

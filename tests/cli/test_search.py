@@ -1,4 +1,4 @@
-"""`mechrl search` as its users meet it: real processes, real signals, one line for every mistake."""
+"""`mechrl search` as users run it: real processes, real signals, one line for every mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(*arguments: object) -> subprocess.Popen:
 
 
 def interrupt(process: subprocess.Popen, number: int) -> str:
-    """Waits for the first line of progress, sends a signal, returns what was written after that."""
+    """Waits for the first line of progress, sends a signal, returns the output after that."""
     assert any(re.search(r"f \d\.\d+, .* passes", line) for line in process.stderr)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)

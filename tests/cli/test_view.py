@@ -1,4 +1,4 @@
-"""`mechrl view` and `mechrl export` as their users meet them."""
+"""`mechrl view` and `mechrl export` as users run them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_circuit_file_cannot_make_us_fetch_a_model(circuit: Path, out: Path) -
     assert not asked_by_file
     assert (
         told.returncode == 1 and len(told_stderr.splitlines()) == 1 and asked
-    )  # the user named it: fetch it
+    )  # the user named the model, so it is fetched
 
 
 def test_a_model_that_is_here_is_used(out: Path) -> None:

@@ -1,4 +1,4 @@
-"""The table that leads from the paper to the code: every link's line says what the table claims."""
+"""The table that links the paper to the code: every linked line says what the table quotes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def wrong(row: tuple[str, ...]) -> str:
-    """Nothing, or where the line is now."""
+    """An empty string, or the line's new number."""
     what, _, name, number, path, anchor, said = row
     lines = (ROOT / path).read_text().splitlines()
     if name == Path(path).name and number == anchor and said in lines[int(number) - 1]:

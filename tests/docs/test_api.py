@@ -1,4 +1,4 @@
-"""The ten lines of `mechrl`'s docstring: thin names for what the rest of the package does, and nothing heavy before it is needed."""
+"""The Python API of `mechrl`'s docstring: thin wrappers around the rest of the package, with lazy imports."""
 
 from __future__ import annotations
 

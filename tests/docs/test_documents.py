@@ -1,7 +1,7 @@
-"""The documents are true: what they tell people to run runs, what they point at is there.
+"""The documents are correct: the commands they show run, the links they have lead somewhere.
 
-In a fenced block marked `bash` or `python` everything is run as it stands, block after block, in an empty folder that has `docs/examples`
-as a fresh clone has it. `console` is for what takes long, needs a network or never ends: its commands must exist, with these options.
+Fenced blocks marked `bash` or `python` are run as written, one after another, in an empty folder with `docs/examples` as in a fresh
+clone. `console` blocks are for commands that take long, need a network or never end: these must exist, with the options shown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def name(page: Path) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader stands: the root of a clone that holds the examples, and a cache that holds nothing."""
+    """The reader's working directory: the root of a clone with only the examples, and an empty cache."""
     folder = tmp_path / "clone"
     (folder / "docs").mkdir(parents=True)
     (folder / "docs" / "examples").symlink_to(ROOT / "docs" / "examples")
@@ -121,7 +121,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 def parse(arguments: list[str]) -> None:
-    """As `mechrl ARGUMENTS` does before it begins to work."""
+    """Parses arguments as `mechrl ARGUMENTS` does before it starts to work."""
     from mechrl.cli.app import app
 
     command: Any = typer.main.get_command(app)
@@ -150,7 +150,7 @@ def test_commands_exist(page: str, line: str) -> None:
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
-    usage_error = typer.BadParameter.__base__  # what typer raises for all of these, and has no name for
+    usage_error = typer.BadParameter.__base__  # typer raises this for all of these, but does not export it
     assert usage_error is not None
     for wrong in (
         ["discover", "ioi", "--no-such-option"],
@@ -172,7 +172,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """A heading's anchor as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -248,7 +248,7 @@ def test_file_formats_has_every_field_of_a_circuit() -> None:
 
 
 def unfounded(section: str, page: Path) -> list[str]:
-    """Numbers of a section that none of the benchmarks it links has. Tables are `make.py`'s; one digit is no measurement."""
+    """The numbers of a section that are in none of the benchmarks it links. `make.py` makes the tables; single digits are not checked."""
     prose = re.sub(r"<!-- made.*?<!-- end -->", "", section, flags=re.DOTALL)
     links = {(page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(prose)}
     text = "".join(path.read_text() for path in links if path.is_file() and "benchmarks" in path.parts)

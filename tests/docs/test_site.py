@@ -1,4 +1,4 @@
-"""What docs/hooks.py adds to the site, the walk through the code, and that everything in the API reference has a docstring."""
+"""What docs/hooks.py adds to the site; the walk through the code; and a docstring for everything in the API reference."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def imported(source: str) -> set[str]:
 
 
 def wrong(walk: str, read: Any) -> list[str]:
-    """What is wrong with the order of a walk: a file that imports from a later one, a room that is entered twice."""
+    """Errors in the order of a walk: a file that imports from a later one, a module that is visited twice."""
     path = stops(walk)
     rooms = [stop.split("/")[1] for stop in path]
     entered = [room for i, room in enumerate(rooms) if i == 0 or rooms[i - 1] != room]
@@ -133,7 +133,7 @@ def referred() -> list[str]:
 
 
 def undocumented(name: str) -> list[str]:
-    """An object's public functions and properties, and itself, without a docstring of their own."""
+    """An object and its public functions and properties, as far as they have no docstring of their own."""
     module, _, last = name.rpartition(".")
     thing = getattr(import_module(module), last)
     found = [] if (thing.__doc__ or "").strip() and not thing.__doc__.startswith(f"{last}(") else [name]

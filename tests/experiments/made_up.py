@@ -1,4 +1,4 @@
-"""A reproduction without a model: cells filled with numbers that are known, to see what tables and figures make of them."""
+"""A reproduction without a model: cells filled with known numbers, to test the tables and figures made from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made_up(
     fill: bool = True,
     agent: Agent = Agent("0123456789abcdef", 3000, "metric", {}),  # noqa: B008 (frozen)
 ) -> View:
-    """With `fill`, every cell is done. Deterministic rows are exactly the paper's."""
+    """With `fill`, every cell is done. Deterministic rows equal the paper's."""
     scope = scope or Scope(costly_seeds=(0, 1), budget=Budget())
     known = gated(model, without)
     chosen = choose(known, scope.only)

@@ -1,4 +1,4 @@
-"""Which cells a comparison has, and what their files add up to."""
+"""Which cells a comparison has, and the tables made from their files."""
 
 from __future__ import annotations
 

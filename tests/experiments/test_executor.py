@@ -1,4 +1,4 @@
-"""Real worker processes that die, fail, stop and share: no finished cell is lost, none is done twice, none is dropped."""
+"""Worker processes that die, fail, stop and share a GPU: no finished cell is lost, none is done twice, none is dropped."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_cells_that_die_fail_and_share(tmp_path: Path) -> None:
     assert (seen[-1].done, seen[-1].failed, seen[-1].left) == (5, 3, 0) and seen[0].left == 8
     assert sorted(p.name for p in (tmp_path / "cells").iterdir()) == sorted(f"{c.name}.json" for c in cells)
 
-    # what is done is not done again; what failed is tried again
+    # finished cells are not repeated; failed ones are retried
     before = {c.name: workspace.path(c).read_bytes() for c in (good, once)}
     assert executor.run([good, once, refuses], workspace)
     assert {c.name: workspace.path(c).read_bytes() for c in (good, once)} == before
@@ -76,7 +76,7 @@ def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_p
     assert {c.name for c in ended[:3]} == {c.name for c in cells[3:]} and len(ended) == 6
     assert (
         executor.run([too_large], replace(workspace, jobs=1)) and attempts(workspace, too_large) == 3
-    )  # nobody to wait for
+    )  # nothing to wait for
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_does_not_fit_beside_others_has_the_gpu_for_itself_at_the_end(tmp_p
 def test_workers_share_out_the_memory_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device, jobs, share
 ) -> None:
-    """Asked of a stand-in: what the engine makes of it is tested where there is a GPU."""
+    """Tested with a stand-in; what the engine does with the share is tested where there is a GPU."""
     asked = []
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(
@@ -104,7 +104,7 @@ def test_out_of_time_and_two_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     assert workspace.record(waits) is None  # stopped, not failed
     assert not executor.run([cell("works", 1)], workspace, stopped=[signal.SIGTERM])
-    with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is at work"):
+    with FileLock(tmp_path / ".lock"), pytest.raises(MechRLError, match="another command is writing"):
         executor.run([good], workspace)
     workspace.path(good).write_text('{"format": 1, "sta')  # cut short
     assert workspace.record(good) is None and not workspace.done(good)
@@ -115,7 +115,7 @@ def test_names_are_files_and_tell_cells_apart() -> None:
         Cell("test", {"method": "a", "more": 1}).name
     }
     assert len(names) == 5 and all(set(n) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for n in names)
-    assert cell("a").name == cell("a", mutex="z").name  # how it is run is not what it is
+    assert cell("a").name == cell("a", mutex="z").name  # how a cell is run is not part of its name
 
 
 def workers_of(pid: int) -> list[int]:
@@ -168,7 +168,7 @@ def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
     survivors = workers_of(first.pid)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate(timeout=30)
-    until(lambda: not any(map(alive, survivors)))  # nobody goes on working unseen
+    until(lambda: not any(map(alive, survivors)))  # no worker keeps running
     kept = finished()
     assert 2 < len(kept) < 16
 
@@ -179,7 +179,7 @@ def test_kill_9_of_a_worker_and_of_the_whole_comparison(tmp_path: Path) -> None:
     assert printed["finished"]
     for row in printed["tables"][0]["rows"]:
         assert row["seeds"] == 8 and row["remarks"] == "" and row["edges"]["n"] == 8
-    # every one of them, once more, is what the other run would have found
+    # each of them, repeated, gives the other run's result
     assert sum(line.startswith("[") for line in second.stderr.splitlines()) == 16 - len(kept)
 
 

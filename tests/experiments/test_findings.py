@@ -1,4 +1,4 @@
-"""The sentences that a report opens with are its rows'."""
+"""The report's opening sentences agree with its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that are asked to stop in the middle go on from there, and end as if they had never been asked."""
+"""Cells that are stopped midway resume from there, with the result of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_a_policy_is_trained_where_none_is_given(tmp_path: Path, policy: Path) -
     circuit = Circuit.load(tmp_path / row["circuit"])
     setting = Setting.of(mine.model, get_behaviour("acronyms"), circuit)
     settings, env = trained_with(folder)
-    task = task_of(mine.model, get_behaviour("acronyms"), settings, env)  # seed 0 picks the pairs of training
+    # seed 0 determines the training pairs
+    task = task_of(mine.model, get_behaviour("acronyms"), settings, env)
     assert (task.candidates == setting.candidates).all() and row["edges"] == len(circuit)
     assert row["beyond"]["candidates"] == 40 and row["validity"]["metric"] == "logit-difference"
 

@@ -1,4 +1,4 @@
-"""A real Ray cluster, of this machine alone: the work comes out as with processes, whoever dies meanwhile."""
+"""A real Ray cluster, on this machine only: the results are those of processes, whichever workers die meanwhile."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_cells_that_die_fail_share_and_do_not_fit(ray: Any, tmp_path: Path) -> N
     good, once, dies, refuses, breaks = map(cell, ("works", "dies once", "dies", "refuses", "breaks"))
     sharing = [cell("shares", seed, mutex="together") for seed in range(2)]
     cells = [good, once, dies, refuses, breaks, *sharing]
-    executor.workspace = replace(executor.workspace, jobs=2)  # as if two shared a GPU
-    cells.append(cell("needs much"))  # and has it for itself in the end
+    executor.workspace = replace(executor.workspace, jobs=2)  # as if two workers shared a GPU
+    cells.append(cell("needs much"))  # and finally gets it alone
     seen: list[CellProgress] = []
     assert executors.run(cells, workspace, report=seen.append, executor=executor)
     assert [workspace.done(c) for c in cells] == [True, True, False, False, False, True, True, True]
@@ -70,7 +70,7 @@ def test_out_of_time_the_workers_leave_a_state(ray: Any, tmp_path: Path) -> None
 
 
 class Stand:
-    """What a cluster says of itself."""
+    """A cluster's description of itself."""
 
     def __init__(self, gpus: int, *cores: int) -> None:
         self.gpus, self.cores = gpus, cores
@@ -85,10 +85,10 @@ class Stand:
 @pytest.mark.parametrize(
     ("gpus", "cores", "device", "jobs", "share", "cpus", "on_one"),
     [
-        (4, (32, 32), "cuda", 8, 0.5, 8, 2),  # two on every GPU
+        (4, (32, 32), "cuda", 8, 0.5, 8, 2),  # two per GPU
         (4, (32, 32), "cuda", 3, 1.0, 21, 1),
         (4, (32, 32), "cpu", 4, 0, 16, 1),
-        (0, (4, 64), "cpu", 1, 0, 64, 1),  # no machine has all of the cores
+        (0, (4, 64), "cpu", 1, 0, 64, 1),  # no single machine has all the cores
         (0, (2,), "cpu", 8, 0, 1, 1),
     ],
 )
@@ -143,7 +143,7 @@ def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
     until(lambda: len(finished()) > n + 1)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate(timeout=30)
-    until(lambda: not any(map(alive, set(actors()) - others)))  # nobody goes on working unseen
+    until(lambda: not any(map(alive, set(actors()) - others)))  # no worker keeps running
     kept = finished()
     assert 2 < len(kept) < 12
 
@@ -160,7 +160,7 @@ def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
         "0",
     ]
     assert subprocess.run(plain, capture_output=True, env=environment, timeout=120).returncode == 0
-    for path in by_processes.glob("circuits/*"):  # what a cluster finds is what processes find
+    for path in by_processes.glob("circuits/*"):  # a cluster gives the same results as processes
         assert path.stat().st_size and (tmp_path / "circuits" / path.name).exists()
         ours, theirs = (
             json.loads((p / "cells" / f"{path.name.split('.')[0]}.json").read_text())
@@ -173,7 +173,7 @@ def test_kill_9_of_an_actor_and_of_the_whole_comparison(tmp_path: Path) -> None:
 def test_a_machine_that_is_lost_costs_no_cell_and_says_nothing_on_stdout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines, as far as Ray can tell: each a raylet of its own, of which one is killed in the middle."""
+    """Two machines, as far as Ray can tell: one raylet each, of which one is killed midway."""
     from ray.cluster_utils import Cluster as Machines
 
     monkeypatch.setenv("RAY_worker_niceness", "0")

@@ -1,4 +1,4 @@
-"""The whole reproduction: on made-up results, whose numbers are known; and for real, killed in the middle."""
+"""The whole reproduction: on made-up results with known numbers, and a real run that is killed midway."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_tables_of_the_paper_say_how_the_policys_circuits_were_chosen(tmp_pa
 
 
 def test_what_it_costs_is_known_beforehand() -> None:
-    """The paper's: training of order 6 · 10^5, 17 rollouts of 150 steps, some 40,000 for a warm start."""
+    """The paper's costs: training of order 6 · 10^5, 17 rollouts of 150 steps, some 40,000 for a warm start."""
     chosen = choose(gated())
     whole = cost(Scope(seeds=(0,)), chosen, trains=True)
     assert whole["training"] == 614_400 and whole["adaptation and its control"] == 7 * 280 * 512
@@ -189,7 +189,7 @@ def test_a_seed_that_some_methods_are_not_done_with_is_left_out_of_the_summary(t
     wins = sum(int(row["smallest on"].split()[0]) for row in rows.values())
     assert (
         wins >= 3
-    )  # with each of three behaviours and seeds one method has the smallest circuit, or several have
+    )  # of three behaviours and seeds each, one method has the smallest circuit, or several tie
 
 
 def test_failed_cells_are_shown(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_first_seed_comes_first(tmp_path: Path) -> None:
         *view.cells.matched.values(),
     ]
     groups += [*view.cells.adapted.values(), *view.cells.scratch.values()]
-    assert sorted(order) == sorted({cell.name for cell in groups})  # what two tables share is done once
+    assert sorted(order) == sorted({cell.name for cell in groups})  # cells that two tables share are run once
     seeds = [cell.arguments["seed"] for cell in view.cells]
     assert seeds == sorted(seeds) and set(seeds) == {0, 1, 2}
 
@@ -323,7 +323,7 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     assert len(tables) == 12 and all(tables.values())
     (row,) = tables["table-3-transfer"]
     assert row["behaviour"] == "acronyms" and row["zero-shot: f"]["n"] == row["warm start: f"]["n"] == 1
-    # every circuit in the tables can be looked at and judged again
+    # every circuit in the tables can be viewed and validated again
     for path in (tmp_path / "circuits").glob("*.json.gz"):
         Circuit.load(path)
     assert len(list((tmp_path / "circuits").glob("*.json.gz"))) == len(

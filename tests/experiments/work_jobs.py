@@ -1,4 +1,4 @@
-"""Cells that misbehave on demand, for worker processes to do."""
+"""Cells that misbehave on demand, for the tests of worker processes."""
 
 from __future__ import annotations
 

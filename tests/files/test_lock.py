@@ -1,4 +1,4 @@
-"""One writer a folder: the second command is told who is there, and changes nothing."""
+"""One writer per folder: a second command is told which process holds it, and changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(command: list[str], sign: str) -> subprocess.Popen:
-    """A command that is at work: it has said something with `sign` in it."""
+    """A running command that has already printed `sign`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mechrl.cli", *command],
         stdout=subprocess.DEVNULL,
@@ -62,18 +62,19 @@ def test_the_second_one_is_told_who_is_there(holder: str, capsys: pytest.Capture
         for command in COMMANDS.values():
             assert cli.run(command) == 1
             said = capsys.readouterr().err
-            assert said.count("\n") == 1 and "out: another command is at work there" in said
+            assert said.count("\n") == 1 and "out: another command is writing there" in said
             assert (
                 f"process {process.pid} on " in said
                 and f"{holder} " in said
                 and "choose another folder" in said
             )
         new = {path.name for path in Path("out").iterdir()} - before
-        assert all(name.endswith(".tmp") or name in HOLDER_S for name in new)  # the holder goes on meanwhile
+        # the lock's holder keeps writing meanwhile
+        assert all(name.endswith(".tmp") or name in HOLDER_S for name in new)
     finally:
         process.kill()
         process.communicate()
-    # the system gave the folder back, whatever the process died of
+    # the system released the lock, however the process died
     assert cli.run([*COMMANDS["discover"], "--pairs", "4", "--budget", "1", "--force"]) == 0
     assert not Path("out/.lock").exists()
 
@@ -95,7 +96,7 @@ def test_a_command_that_fails_leaves_no_lock_and_no_folder() -> None:
 
 
 def test_of_many_that_start_at_once_one_works(tmp_path: Path) -> None:
-    """Each appends to a file for a moment, alone: what one writes is never within what another does."""
+    """Each process appends to a file for a moment while it holds the lock; their outputs never interleave."""
     code = """
 import sys, time
 from pathlib import Path
@@ -115,7 +116,7 @@ while True:
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
     assert [process.wait(timeout=60) for process in processes] == [0] * 8
     assert Path("log").read_text() == "abc" * 8
-    assert not Path("busy/.lock").exists()  # each removed the lock while it held it
+    assert not Path("busy/.lock").exists()  # each process removed the lock while it held it
 
 
 def test_a_signal_gives_the_folder_back() -> None:

@@ -1,4 +1,4 @@
-"""Files that never end, that wait for a writer, that become huge or are nested without end: one line, within a second, in little memory."""
+"""Endless, blocking, exploding or deeply nested files give one line, within a second and in little memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def waits(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """Ten gigabytes of blanks, which JSON allows anywhere."""
+    """Ten gigabytes of spaces, which JSON allows anywhere."""
     part = gzip.compress(b" " * 2**28)
     path.write_bytes(part * 40)
 
@@ -60,13 +60,13 @@ def deep_inside(path: Path) -> None:
 
 
 def deep_state(path: Path) -> None:
-    """Deeply nested where a text in the file is JSON itself."""
+    """Deep nesting in a text of the file that is JSON itself."""
     header = json.dumps({"__metadata__": {"state": "[" * 200_000, "facts": "[" * 200_000}}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
 
 
 KINDS: dict[str, Callable[[Path], None]] = {"zeros": zeros, "a FIFO": waits, "deep": deep, "a bomb": bomb}
-# what a file is, where it is, and a command that reads it
+# the kind of file, its path, and a command that reads it
 READ: dict[str, tuple[str, list[str]]] = {
     "circuit": ("c.json", ["validate", "c.json"]),
     "behaviour": ("mine.jsonl", ["behaviours", "-b", "mine.jsonl"]),
@@ -106,7 +106,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
-    """What commands import is not what files cost."""
+    """Excludes the memory of imports."""
     import gguf
     import transformers
 
@@ -122,7 +122,7 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     said = capsys.readouterr()
     lines = [
         line for line in said.err.splitlines() if not line.endswith(" …")
-    ]  # what takes a second is named
+    ]  # whatever takes a second is named
     assert said.out == "" and len(lines) == 1 and lines[0].startswith("mechrl: "), said.err
     assert "a bug" not in said.err
     assert time.thread_time() - began < 1
@@ -145,12 +145,12 @@ def test_files_that_never_end(reader: str, kind: str, capsys: pytest.CaptureFixt
 
 def test_a_bomb_in_a_circuit(capsys: pytest.CaptureFixture[str]) -> None:
     bomb(Path("c.json.gz"))
-    assert "compressed, and more than" in refused(["validate", "c.json.gz"], capsys)
+    assert "MB once decompressed" in refused(["validate", "c.json.gz"], capsys)
 
 
 def test_a_bomb_in_rows(capsys: pytest.CaptureFixture[str]) -> None:
     bomb_of_rows(Path("mine.jsonl"))
-    assert "compressed, and more than" in refused(["behaviours", "-b", "mine.jsonl"], capsys)
+    assert "MB once decompressed" in refused(["behaviours", "-b", "mine.jsonl"], capsys)
 
 
 @pytest.mark.parametrize("name", ["config.json", "run.json"])
@@ -166,7 +166,7 @@ def test_a_state_that_is_nested_deeply_within(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("hidden", [0, 20_000, 10**9, 10**12, "8", None])
 def test_a_network_is_as_large_as_its_file(hidden: object, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever it claims, and without a checksum that would tell."""
+    """Whatever size it claims, and without a checksum that would detect it."""
     path = Path("planner/model.safetensors")
     arrays, texts = read_sealed(path)
     texts["config"] = json.dumps(json.loads(texts["config"]) | {"hidden": hidden})
@@ -199,7 +199,7 @@ def test_what_a_circuit_says_of_its_pairs_is_checked_when_it_is_read(
 
 
 def test_whole_compressed_files_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """In one part or in several, as `cat` makes them."""
+    """In one stream or in several, as `cat` produces."""
     content = json.dumps(random_circuit(SMALL, 20).to_json()).encode()
     Path("c.json.gz").write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]))
     assert cli.run(["export", "c.json.gz", "--no-model", "--html", "page.html"]) == 0

@@ -1,4 +1,4 @@
-"""A save that fails is not the end: the work goes on, saving is tried again, and at the end the result is printed."""
+"""A failed save does not end the work: saving is retried, and at the end the result is printed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Disk:
-    """Full for the files of some names, in some of the attempts to write them."""
+    """A disk that is full for certain file names, in some of the attempts to write them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, times: float = math.inf) -> None:
         self.names, self.full, self.refused = names, True, 0
@@ -80,7 +80,7 @@ class Disk:
 
 
 def printed_circuit(out: str) -> Circuit:
-    """The last line, put into a file."""
+    """Writes the last output line to a file."""
     Path("copied.json").write_text(out.splitlines()[-1])
     return Circuit.load("copied.json")
 
@@ -133,8 +133,8 @@ def test_a_search_goes_on_while_its_state_cannot_be_saved(
     capsys.readouterr()
     assert cli.run(SEARCH) == 0
     said = capsys.readouterr().err
-    assert disk.refused > 2 and said.count("state.safetensors: cannot be written") == 1  # it is said once
-    assert "saving is tried again" in said
+    assert disk.refused > 2 and said.count("state.safetensors: cannot be written") == 1  # reported once
+    assert "saving will be retried" in said
     assert Circuit.load("out/circuit.json").to_json() | {"seconds": 0} == straight.to_json() | {"seconds": 0}
 
 
@@ -161,7 +161,7 @@ def test_a_search_is_saved_once_there_is_room_again(
 def test_training_goes_on_while_it_cannot_be_saved(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is what it would have been, once it can be."""
+    """The saved file equals that of an undisturbed run, once it can be written."""
     disk = Disk(monkeypatch, name)
     sync = os.fsync
 
@@ -184,7 +184,7 @@ def test_training_goes_on_while_it_cannot_be_saved(
 def test_a_run_that_never_can_be_saved_says_what_it_came_to(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A limit that metrics fit in and the policy does not: the run ends, its result is printed, and the last line says what to do."""
+    """A limit that the metrics fit in but the policy does not: the run ends, its result is printed, and the last line says what to do."""
     with room_for(6000):
         assert cli.run(command) == 1
     said = capsys.readouterr()
@@ -192,7 +192,7 @@ def test_a_run_that_never_can_be_saved_says_what_it_came_to(
     if command is TRAIN:
         assert "trained to the end" in said.out
     else:
-        assert Circuit.load("out/circuit.json").method == "paper-adapted"  # it is small enough
+        assert Circuit.load("out/circuit.json").method == "paper-adapted"  # it is small enough to be written
     assert last.startswith(
         "mechrl: out/model.safetensors: cannot be written (File too large); raise the limit"
     )
@@ -203,11 +203,11 @@ def test_a_run_that_never_can_be_saved_says_what_it_came_to(
 def test_metrics_wait_until_there_is_room(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line is lost or cut: what did not fit is written before the next one."""
+    """No line is lost or truncated: lines that did not fit are written before the next one."""
     from mechrl.agents.paper import log
 
     class Small:
-        """A file that takes a few bytes of the third line, and then none for two lines."""
+        """A file that accepts a few bytes of the third line, then none for two lines."""
 
         times = 0
 
@@ -274,7 +274,7 @@ def test_a_cells_result_is_kept_until_it_can_be_written(
 def test_a_walk_and_a_fitted_network_are_kept_until_they_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as nobody asks to stop: then it is said what could not be written."""
+    """Retries until asked to stop; then the error says what could not be written."""
     monkeypatch.setattr(saving, "RETRY", 0.0)
     cell = Cell("collect", {"behaviour": "ioi", "seed": 0})
     workspace, model = (

@@ -1,4 +1,4 @@
-"""Sealed files: what is put in comes out, the same content is the same file, and a change anywhere is noticed."""
+"""Sealed files: contents round-trip, equal content gives equal files, and any change is detected."""
 
 from __future__ import annotations
 

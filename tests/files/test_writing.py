@@ -1,4 +1,4 @@
-"""Writing replaces only what it may, and leaves nothing else behind: as commands do it, wherever they write."""
+"""Writing replaces only regular files and leaves nothing else behind, for every command and every output."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_new_files_have_the_permissions_of_any_other() -> None:
 
 
 def test_threads_that_write_one_file_do_not_share_what_they_write_first() -> None:
-    """Each leaves a whole file, and none fails: with one name for all threads of a process most do."""
+    """Each thread leaves a whole file, and none fails; with one temporary name for all threads most would."""
     circuits = [random_circuit(SMALL, 20, seed=seed) for seed in range(4)]
     failed: list[BaseException] = []
 

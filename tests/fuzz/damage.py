@@ -1,4 +1,4 @@
-"""How files are damaged: bytes that changed, ends that are missing, and fields that are something else, all from one seed."""
+"""Damages files: changed bytes, truncation, and replaced fields, all determined by one seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-DEEP = "@deep@"  # stands for lists in lists in lists, which `json.dumps` cannot write
+DEEP = "@deep@"  # stands for deeply nested lists, which `json.dumps` cannot write
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 10**6, 2**31, 2**63, 2**70, 10**400, 0.5, -0.0, 1e-320, 1e308),
     *(float("nan"), float("inf"), "", "x", "\x00", "\ud800", "é", "a" * 3000, "../../x", "toy", "nan", "1"),
@@ -22,7 +22,7 @@ EXTREMES = (0, 1, 0x7F, 0xFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 
 
 def damaged(content: bytes, kind: str, rng: Random) -> bytes:
-    """One variant of a file of a kind: `json`, `jsonl`, `csv`, `safetensors` or any other."""
+    """One damaged variant of a file of a kind: `json`, `jsonl`, `csv`, `safetensors` or any other."""
     inside: dict[str, list[Callable[[bytes, Random], bytes]]] = {
         "json": [_json],
         "jsonl": [_jsonl],
@@ -46,7 +46,7 @@ def _flips(content: bytes, rng: Random) -> bytes:
 
 
 def _early_flips(content: bytes, rng: Random) -> bytes:
-    """Where headers and lengths are."""
+    """Positions of headers and lengths."""
     head = min(len(content), rng.choice((16, 64, 512, 4096)))
     return _flips(content[:head], rng) + content[head:]
 
@@ -56,7 +56,7 @@ def _cut(content: bytes, rng: Random) -> bytes:
 
 
 def _number(content: bytes, rng: Random) -> bytes:
-    """A length that is not one."""
+    """A wrong length."""
     size = rng.choice((1, 2, 4, 8))
     at = rng.randrange(max(1, min(len(content), rng.choice((64, 4096, 10**9)))))
     value = rng.choice(EXTREMES) & (2 ** (8 * size) - 1)
@@ -115,7 +115,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _other_field(whole: Any, rng: Random) -> Any:
-    """With one to three of its fields gone, or something else."""
+    """With one to three of its fields removed or replaced."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         whole = _change(whole, rng, depth=rng.choice((0, 1, 1, 1, 2, 2, 3, 5)))
     return whole
@@ -176,7 +176,7 @@ def _header(content: bytes, rng: Random) -> bytes:
 
 
 def _arrays(content: bytes, rng: Random) -> bytes:
-    """One array of another shape, kind or size, as if it had been written so: without the checksum."""
+    """One array with another shape, dtype or size, as if it had been written so; without the checksum."""
     arrays, texts = load(content), _split(content)[0].get("__metadata__", {})
     arrays.pop("sha256", None)
     name = rng.choice(list(arrays))
@@ -185,7 +185,7 @@ def _arrays(content: bytes, rng: Random) -> bytes:
     if how == 0:
         arrays[name] = array.reshape(-1)[: max(0, array.size - 1)]
     elif how == 1:
-        with np.errstate(invalid="ignore"):  # what is no number becomes some
+        with np.errstate(invalid="ignore"):  # values that do not fit the dtype become arbitrary
             arrays[name] = array.astype(rng.choice((np.float32, np.float64, np.int64, np.uint8, bool)))
     elif how == 2:
         arrays[name] = np.full_like(array, rng.choice((-1, 1, 2**31 - 1)) if array.dtype.kind == "i" else 1)
@@ -197,7 +197,7 @@ def _arrays(content: bytes, rng: Random) -> bytes:
 
 
 def _texts(content: bytes, rng: Random) -> bytes:
-    """What is written beside the arrays, as JSON in a text, with another field; without the checksum."""
+    """Changes a field of the JSON text stored with the arrays; without the checksum."""
     arrays, texts = load(content), _split(content)[0].get("__metadata__", {})
     arrays.pop("sha256", None)
     if texts:

@@ -1,4 +1,4 @@
-"""The planner's readers: its network, what was collected for it, and what an interrupted episode leaves behind."""
+"""The planner's readers: its network, its collected records, and the state of an interrupted session."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mechrl.agents.planner import records
 from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import First, n_features, see
 from mechrl.agents.planner.fit import Example
-from mechrl.agents.planner.left import Left
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import EditModel, NetworkConfig, load_model, save_model
+from mechrl.agents.planner.saved import SavedSession
 from mechrl.graph import Graph
 
 GRAPH = Graph(2, 4, 2)
 
 
 def some_record(n: int, m: int, trials: int = 5) -> records.Record:
-    """A circuit of n edges with random looks, and edits that add some of m others."""
+    """A circuit of n edges with random looks, and edits that add some of m other edges."""
     rng = np.random.default_rng(n)
     edges = rng.permutation(GRAPH.n_edges)[: n + m]
     gains, outside = rng.normal(size=(len(ALPHAS), GROUPS, n)), rng.normal(size=(GROUPS, m))
@@ -39,7 +39,7 @@ def make_records(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> None:
-    """And makes of them what is fitted to."""
+    """Reads records and builds the training data from them."""
     with np.errstate(all="raise", under="ignore"):
         for record in records.read_all(folder):
             Example.of(record)
@@ -61,7 +61,7 @@ def seen() -> tuple:
 
 
 def read_network(folder: Path) -> None:
-    """And asks it what edits do."""
+    """Loads the network and predicts the effects of edits."""
     network, about = load_model(folder / "model.safetensors")
     looked, record = seen()
     assert isinstance(about, dict)
@@ -90,12 +90,12 @@ def make_left(folder: Path) -> None:
     first = First(*rng.normal(size=(2, GRAPH.n_edges)))
     candidates = np.sort(rng.permutation(GRAPH.n_edges)[:30])
     best = mask & (rng.random(30) < 0.9), 0.91
-    Left(OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, 12.5, 3.0).write(
-        folder / "planner.safetensors"
-    )
+    SavedSession(
+        OF, first, candidates, np.ones(30, bool), 0.95, episode, best, 0.0, 1, False, 12.5, 3.0
+    ).write(folder / "planner.safetensors")
 
 
 def read_left(folder: Path) -> None:
-    left = Left.read(folder / "planner.safetensors", OF, GRAPH.n_edges)
+    left = SavedSession.read(folder / "planner.safetensors", OF, GRAPH.n_edges)
     assert GRAPH.prune(left.episode.mask[None], left.candidates).shape == (1, len(left.candidates))
     assert left.seconds >= 0 and left.passes >= 0

@@ -1,6 +1,6 @@
-"""Every reader there is: how a valid file is made, and what reading it comes to. A new reader is a new row of `READERS`.
+"""All readers: how to make a valid file, and how to read it. To add a reader, add a row to `READERS`.
 
-`make` writes valid files into an empty folder; `read` is given that folder with one of them damaged, and may raise a MechRLError.
+`make` writes valid files into an empty folder. `read` gets that folder with one of them damaged, and may raise a MechRLError.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reader:
     name: str
     make: Callable[[Path], None]
     read: Callable[[Path], object]
-    damage: tuple[str, ...] = ()  # the files to damage, of all that `make` writes; all by default
+    damage: tuple[str, ...] = ()  # the files to damage, among those that `make` writes; by default all
 
 
 ROWS = [
@@ -134,7 +134,7 @@ def new_trainer() -> Trainer:
 
 @cache
 def trainer() -> Trainer:
-    """The one that damaged checkpoints are loaded into."""
+    """The trainer into which damaged checkpoints are loaded."""
     return new_trainer()
 
 
@@ -163,7 +163,7 @@ def read_checkpoint(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> None:
-    """All that `--resume` reads."""
+    """Reads everything that `--resume` reads."""
     _check_continues(folder, about())
     Run(folder, trainer(), about(), resume=True)
 
@@ -259,7 +259,7 @@ def read_hub(folder: Path) -> None:
 
 
 def make_bpe(folder: Path) -> None:
-    """With a tokenizer of the kind that language models have."""
+    """With a tokenizer as language models have it."""
     make_hub(folder)
     added = [tokenizers.AddedToken("<bos>", special=True)]
     vocab = {

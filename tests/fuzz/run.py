@@ -1,4 +1,4 @@
-"""The fuzz itself: a reader, damaged variants of its files, and what became of each. `python -m tests.fuzz.run SECONDS` goes on so long."""
+"""The fuzzer: a reader, damaged variants of its files, and the outcome of each. `python -m tests.fuzz.run SECONDS` runs for that long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mechrl.errors import MechRLError
 from tests.fuzz.damage import damaged
 from tests.fuzz.readers import READERS, Reader
 
-SLOW = 2.0  # seconds of the processor for a file of a few kilobytes
+SLOW = 2.0  # CPU seconds for a file of a few kilobytes
 
 
 class Fuzz:
@@ -31,7 +31,7 @@ class Fuzz:
         assert self.chosen
         reader.read(folder)  # undamaged, it is read
         self.counts: Counter[str] = Counter()
-        self.found: list[str] = []  # what is neither read nor refused in one line
+        self.found: list[str] = []  # files that were neither read nor refused in one line
 
     def one(self) -> None:
         path = self.rng.choice(self.chosen)
@@ -63,14 +63,14 @@ class Fuzz:
     def _found(self, path: Path, content: bytes, what: str) -> None:
         self.counts["FOUND"] += 1
         self.found.append(f"{self.reader.name}, {path.name}: {what}\n{content[:300]!r}")
-        if keep := os.environ.get("MECHRL_FUZZ_KEEP"):  # a folder for what was found
+        if keep := os.environ.get("MECHRL_FUZZ_KEEP"):  # a folder in which failing files are kept
             Path(
                 keep, f"{self.reader.name}-{self.counts['FOUND']}-{path.name}".replace(" ", "-")
             ).write_bytes(content)
 
 
 def main(seconds: float) -> int:
-    """All readers in turns, a hundred variants each time; counts at the end, which Ctrl-C brings early."""
+    """All readers in turn, a hundred variants each time; prints counts at the end or on Ctrl-C."""
     began, total = time.monotonic(), {reader.name: Counter[str]() for reader in READERS}
     printed: set[str] = set()
     with suppress(KeyboardInterrupt):
@@ -93,7 +93,7 @@ def main(seconds: float) -> int:
 
 
 def _hundred(reader: Reader, seed: int, total: Counter[str], printed: set[str]) -> None:
-    """Variants of one reader's files; what is found is printed at once, one of a kind."""
+    """Runs variants of one reader's files; prints failures at once, one of each kind."""
     with tempfile.TemporaryDirectory() as folder:
         fuzz = Fuzz(reader, Path(folder), seed)
         try:

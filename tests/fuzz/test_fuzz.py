@@ -1,4 +1,4 @@
-"""Every reader takes hundreds of damaged files, and says in one line what is wrong, or reads them. `MECHRL_FUZZ` scales the number."""
+"""Every reader gets hundreds of damaged files, and must read each or refuse it in one line. `MECHRL_FUZZ` scales the number."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(reader: Reader, tmp_path:
     for _ in range(VARIANTS):
         fuzz.one()
     assert not fuzz.found, f"{len(fuzz.found)} of {VARIANTS}, the first:\n{fuzz.found[0]}"
-    assert fuzz.counts["refused"] > VARIANTS / 10  # it was damaged, not scratched
+    assert fuzz.counts["refused"] > VARIANTS / 10  # the damage was substantial

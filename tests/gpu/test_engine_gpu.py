@@ -1,4 +1,4 @@
-"""The fused kernels against their slow twins and against float64 on the CPU."""
+"""The fused kernels against slow implementations and against float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def planned(monkeypatch):
-    """Few circuits too go through plans, unless a test says otherwise."""
+    """Runs even a few circuits through plans, unless a test says otherwise."""
     monkeypatch.setattr(run_gpu, "MOST", 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 4, 13, 16])
 def test_few_circuits_without_a_plan_equal_the_cpu(kind, n, monkeypatch):
-    """Captured once, replayed with other masks; boolean and real ones; some edges only."""
+    """Captured once, replayed with other masks; boolean and real ones; subsets of edges."""
     monkeypatch.setattr(run_gpu, "MOST", 16)
     pairs, exact, rng = tiny_pairs(5, 9, 2, ragged=True), tiny(kind), np.random.default_rng(n)
     engine, reference = Engine(tiny(kind, dtype=torch.float32).to("cuda"), pairs), Engine(exact, pairs)
@@ -59,7 +59,7 @@ def test_fused_kernels_equal_the_plain_path_and_the_cpu(kind, ragged, length, mo
     monkeypatch.setattr(kernels, "available", lambda *_: False)
     plain = Engine(model, pairs, tf32=False).logits(masks)
     assert (plain.cpu() - expected).abs().max() < 1e-4
-    # TF32 truncates to 10 bits; how far that carries through a random model is the model's affair: cuBLAS is the measure
+    # TF32 truncates to 10 bits; how far the error propagates depends on the random model, so cuBLAS is the reference
     plain_rough = Engine(model, pairs, tf32=True).logits(masks)
     assert (rough.cpu() - expected).norm() < 3 * (plain_rough.cpu() - expected).norm()
 
@@ -85,7 +85,7 @@ def _off(ours: torch.Tensor | np.ndarray, expected: torch.Tensor | np.ndarray) -
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("length", [6, 20])
 def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
-    """Real-valued weights, zeros among them, of few and of all edges; several chunks; any objective; the same bits twice."""
+    """Real-valued weights including zeros, for few and for all edges; several chunks; any objective; bit-identical when repeated."""
     pairs, exact, rng = tiny_pairs(5, length, 2, ragged, prefix=2), tiny(kind), np.random.default_rng(0)
     model, E = tiny(kind, dtype=torch.float32).to("cuda"), exact.graph.n_edges
     engine, reference = Engine(model, pairs, tf32=False), Engine(exact, pairs)
@@ -97,7 +97,7 @@ def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
         ours, expected = engine.gradient(weights, edges), reference.gradient(weights, edges)
         assert (ours.value.cpu() - expected.value).abs().max() < 1e-4
         error = (ours.gradient.cpu() - expected.gradient).norm()
-        assert error < 1e-4 * expected.gradient.norm() + 1e-6  # of a few edges all gradients may be zero
+        assert error < 1e-4 * expected.gradient.norm() + 1e-6  # with few edges, all gradients may be zero
         assert torch.equal(engine.gradient(weights, edges).gradient, ours.gradient)
         alone = Engine(model, pairs, tf32=False, memory_bytes=1).gradient(weights, edges)
         assert torch.allclose(alone.gradient, ours.gradient, atol=1e-5)
@@ -111,8 +111,8 @@ def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
         assert _off(engine.gradient(whole, None, difference, against_full).gradient, expected) < 1e-4
     expected = reference.gradient(whole).gradient
     rough = _off(Engine(model, pairs, tf32=True).gradient(whole).gradient, expected)
-    # a number of TF32 loses up to 2^-10 of itself, in Triton always towards zero, so that errors add up: three layers forth and back
-    # are some thirty products one after the other
+    # TF32 loses up to 2^-10 of each number, in Triton always towards zero, so errors add up: three layers forward and backward are some
+    # thirty products in sequence
     assert rough < 30 * 2**-10
     monkeypatch.setattr(kernels, "available", lambda *_: False)
     assert _off(Engine(model, pairs, tf32=False).gradient(whole).gradient, expected) < 1e-4
@@ -120,7 +120,7 @@ def test_gradients_equal_those_of_the_cpu(kind, ragged, length, monkeypatch):
 
 @pytest.mark.parametrize("length", [33, 70, 128])
 def test_gradients_of_long_prompts(length, monkeypatch):
-    """Keys and values of a whole prompt are one tile, queries come in several."""
+    """The keys and values of a whole prompt are one tile; queries come in several."""
     exact = tiny("llama-gqa")
     exact = replace(exact, spec=replace(exact.spec, n_ctx=length))
     pairs = tiny_pairs(3, length, 2, ragged=True, prefix=2)
@@ -131,7 +131,7 @@ def test_gradients_of_long_prompts(length, monkeypatch):
     assert _off(Engine(model, pairs, tf32=False).gradient(weights).gradient, expected) < 1e-4
     rough = _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
     monkeypatch.setattr(kernels, "available", lambda *_: False)
-    # cuBLAS rounds what Triton cuts off: at most half of each product's error, and of either sign instead of one
+    # cuBLAS rounds where Triton truncates: at most half the error per product, and of either sign
     assert rough < 5 * _off(Engine(model, pairs, tf32=True).gradient(weights).gradient, expected)
 
 
@@ -223,7 +223,7 @@ def test_a_chunk_of_many_behaviours_that_does_not_fit_is_split(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
-    """As above; pairs that occur twice count twice; half-precision engines have MLPs of 11 bits, forth and back through three layers."""
+    """As above; pairs that occur twice count twice; half-precision engines have MLPs of 11 bits, through three layers and back."""
     exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
     some = tiny_pairs(3, 31, 2, ragged=True, prefix=3)
     twice = TinyPairs([*some.clean, some.clean[0]], [*some.corrupt, some.corrupt[0]])
@@ -257,7 +257,7 @@ def test_mask_gradients_of_many_behaviours_in_one_call(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_stays_close(kind):
-    """Ten bits of mantissa everywhere: on these random models f moves by less than a hundredth."""
+    """Ten bits of mantissa everywhere: on these random models f changes by less than a hundredth."""
     exact, model, rng = tiny(kind), tiny(kind, dtype=torch.float32).to("cuda"), np.random.default_rng(0)
     batches = [tiny_pairs(4, 6, 1, prefix=1), tiny_pairs(3, 31, 2, ragged=True, prefix=3)]
     E = model.graph.n_edges

@@ -74,7 +74,7 @@ def test_pooling(sizes):
         assert close(ours[0][g, :n], expected[0][g, :n]) and close(ours[1][g, :n], expected[1][g, :n], 0)
         assert torch.equal(
             table[task[g]].gather(0, ours[2][g, :n]), ours[1][g, :n]
-        )  # the place is a winner's
+        )  # the index is a winner's
         for u in range(n):
             assert all(row == R - 1 or row in rows[g, u] for row in ours[2][g, u].unique())
 
@@ -123,7 +123,7 @@ def setting(width: int = 32) -> tuple[Policy, Tables, States]:
         for p in policy.parameters():
             p.add_(0.1 * torch.randn_like(p))
         policy.type_head.second.bias.zero_()
-        policy.type_head.second.weight.mul_(0.1)  # all types occur
+        policy.type_head.second.weight.mul_(0.1)  # all action types occur
     tables = Tables.of([small_task("gpt2", 40), small_task("llama-gqa", 33, 1)])
     states = random_states(tables, 48, density=0.95)
     return policy, tables, replace(states, globals=states.globals.float())
@@ -187,7 +187,7 @@ def test_acting_is_legal_reproducible_and_what_replay_says():
         picks = first.actions.edges[i, : BATCH_SIZES[kind]]
         assert mask[i, picks].all() and len(set(picks.tolist())) == len(picks)
         assert (first.actions.edges[i, BATCH_SIZES[kind] :] == -1).all()
-    with torch.no_grad():  # the graph reads the weights where they are
+    with torch.no_grad():  # the graph reads the weights in place
         for p in policy.parameters():
             p.mul_(0.9)
     actor.refresh()
@@ -239,7 +239,7 @@ def test_an_iteration_on_the_device_equals_the_cpus_update():
     ours, expected = on_gpu.update(moved), on_cpu.update(rollout)
     assert ours == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for a, b in zip(on_gpu.parameters, on_cpu.parameters, strict=True):
-        assert (a.cpu() - b).abs().max() < 5e-5  # of up to 1e-3 that four steps of Adam go
+        assert (a.cpu() - b).abs().max() < 5e-5  # four steps of Adam move up to 1e-3
     rows = list(on_gpu.run())
     assert len(rows) == 4 and np.isfinite(rows[-1]["loss/policy"])
 

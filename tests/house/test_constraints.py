@@ -1,4 +1,4 @@
-"""constraints.txt pins what is installed: every package that pyproject.toml asks for, with all that these need, and nothing else."""
+"""constraints.txt pins what is installed: every package that pyproject.toml requires, with all dependencies, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def needed(requirements: Iterable[str]) -> dict[str, str]:
-    """What is installed of these and of everything they ask for: name → version."""
+    """Installed versions of these packages and all their dependencies: name → version."""
     found: dict[str, str] = {}
     queue = [Requirement(r) for r in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -52,7 +52,7 @@ def needed(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def stale(pins: dict[str, str], here: dict[str, str]) -> list[str]:
-    """What constraints.txt does not say, or says wrongly."""
+    """Missing or wrong entries of constraints.txt."""
     return [
         f"{name} is {version} here and {pins.get(name, 'not pinned')} in constraints.txt"
         for name, version in sorted(here.items())

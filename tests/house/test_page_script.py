@@ -1,4 +1,4 @@
-"""What lints the viewer's script tells of a planted mistake, by file and line."""
+"""The linter of the viewer's script reports a planted mistake with file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data flows one way: no room of the package imports from one to its right."""
+"""Imports go one way: no top-level module of the package (a *room*) imports from a later one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src"
 
-# From left to right. Rooms on one line may import from each other.
+# From first to last. Rooms on one line may import from each other.
 ORDER = [
     "errors",
     "messages signals files names ranges stats hub notebook",
@@ -32,13 +32,13 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spli
 
 
 def room(module: str) -> str:
-    """`mechrl.search.session` is in `search`; what `mechrl/__init__.py` has is in `mechrl`."""
+    """`mechrl.search.session` is in `search`; `mechrl/__init__.py` is in `mechrl`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def imports(source: str) -> set[str]:
-    """The rooms that a file imports from, wherever in the file."""
+    """The rooms that a file imports from, anywhere in the file."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -52,9 +52,9 @@ def imports(source: str) -> set[str]:
 
 
 def backwards(files: dict[str, str]) -> set[tuple[str, str]]:
-    """(room, room to its right that it imports from), of files given as module → source."""
+    """(room, later room that it imports from), for files given as module → source."""
     pairs = {(room(module), to) for module, source in files.items() for to in imports(source)}
-    # anybody may ask for the version
+    # every room may import the version
     return {(one, to) for one, to in pairs if LEVEL[to] > LEVEL[one] and to != "mechrl"}
 
 

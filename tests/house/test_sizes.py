@@ -1,7 +1,7 @@
-"""A file does one job and a function fits on a screen: under 400 lines, under 60 lines, at most eight parameters.
+"""Files and functions are small: under 400 lines, under 60 lines, at most eight parameters.
 
-Kernels are left out: a kernel is one function, and its parameters are tensors, their strides and sizes. Commands are too: each of their
-parameters is an option, and their bodies are still counted against the file.
+Kernels are exempt: a kernel is one function, and its parameters are tensors, their strides and sizes. So are commands: each of their
+parameters is an option. Their bodies still count towards the file.
 """
 
 from __future__ import annotations

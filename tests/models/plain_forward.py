@@ -1,4 +1,4 @@
-"""The whole model, unmasked, spelled out: the obvious forward that the components must add up to."""
+"""The whole model, unmasked: the straightforward forward pass that the components must reproduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub id is a name for whatever is there today: a circuit records the commit, and is checked with that very one."""
+"""A hub id may mean other weights tomorrow: a circuit records the commit, and is validated with it."""
 
 from __future__ import annotations
 

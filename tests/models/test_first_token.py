@@ -1,4 +1,4 @@
-"""Whether a prompt opens with a first token is what the model's own files say, unless the user says otherwise."""
+"""Whether a prompt starts with a special first token is read from the model's own files, unless the user overrides it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_who_decides(family: str, in_front: str, add: bool | None, choice: str) 
     elif in_front:
         assert now.opener == 1
     else:
-        assert now.opener == 2  # nobody says which: what separates documents
+        assert now.opener == 2  # undeclared, so the token that separates documents
     assert ("x.json" in tokenizer.said) == (add is not None) and ("--bos" in now.said) == (choice != "auto")
 
 

@@ -1,4 +1,4 @@
-"""A GGUF written from a random model, the way llama.cpp's converter does, loads equal to that model."""
+"""A GGUF written from a random model as llama.cpp's converter does loads to an equal model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TYPES = [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(TOKENS) - 3) + [Toke
 
 
 def permute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Row i of a head's first half and row i of its second become neighbours, as in llama.cpp's converter."""
+    """Row i of a head's first half and row i of its second half become neighbours, as in llama.cpp's converter."""
     size = array.shape[0] // heads
     order = [
         h * size + half * size // 2 + i for h in range(heads) for i in range(size // 2) for half in (0, 1)
@@ -139,7 +139,7 @@ def test_equals_the_model_it_was_written_from(config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
 @torch.no_grad()
 def test_quantised(kind: str, tmp_path: Path) -> None:
-    # 32 to a block, so every width is a multiple of that
+    # 32 per block, so every width is a multiple of that
     reference = random_model(transformers.LlamaConfig(**SIZES | {"intermediate_size": 64}))
     model = load_model(write(tmp_path / "model.gguf", reference, quantise=GGMLQuantizationType[kind]))
     close = {"F16": 5e-4, "BF16": 4e-3, "Q8_0": 5e-3, "Q4_1": 8e-2}[kind]
@@ -174,7 +174,7 @@ def test_tokenizer(pre: str, digits: list[str], llama, tmp_path: Path) -> None:
     assert tokens(model, " 17342") == digits
     assert tokens(model, " Mary is") == ["ĠMary", "Ġ", "is"]
     assert tokens(model, "<|im_start|>a<mine>") == ["<|im_start|>", "a", "<mine>"]
-    # <|endoftext|>, not the <|im_start|> that the file declares; Qwen2 opens prompts with nothing
+    # <|endoftext|>, not the <|im_start|> that the file declares; Qwen2 prompts start with no special token
     assert model.tokenizer.opener == 0 and model.tokenizer.bos == (None if pre == "qwen2" else 0)
     assert model.tokenizer.decode(model.tokenizer.encode("Ünïcode\n\n  ok")) == "Ünïcode\n\n  ok"
 

@@ -1,4 +1,4 @@
-"""Models made with transformers, saved in every layout, load to the same logits; what cannot load says why."""
+"""Models made with transformers, saved in every layout, load to the same logits; errors say why others cannot load."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONFIGS = {
 
 
 def random_model(config) -> transformers.PreTrainedModel:
-    """A model whose every weight is random: norms and biases too, which transformers starts at 1 and 0."""
+    """A model with only random weights, also in norms and biases, which transformers initialises to 1 and 0."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -83,13 +83,13 @@ def assert_same_logits(model: Model, reference: transformers.PreTrainedModel, id
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A small GPT-2 in a directory of its own."""
+    """A small GPT-2 in its own directory."""
     random_model(gpt2()).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 def error(name: str | Path, **arguments) -> str:
-    """The one line that loading fails with."""
+    """The one-line error that loading raises."""
     with pytest.raises(MechRLError) as caught:
         load_model(name, **arguments)
     assert "\n" not in str(caught.value)
@@ -112,7 +112,7 @@ def test_gpt2_small_shape(tmp_path: Path) -> None:
     reference = random_model(
         transformers.GPT2Config(n_positions=64, vocab_size=1000, bos_token_id=0, eos_token_id=0)
     )
-    with torch.no_grad():  # at this depth and width weights of 0.3 would send the logits to the thousands
+    with torch.no_grad():  # at this depth and width, weights of 0.3 would make logits in the thousands
         for parameter in reference.parameters():
             parameter.mul_(0.1)
     reference.save_pretrained(tmp_path)
@@ -122,7 +122,7 @@ def test_gpt2_small_shape(tmp_path: Path) -> None:
 
 
 def hub_layout(directory: Path) -> None:
-    """Rewrites a saved GPT-2 the way the hub's own file is: no prefix, the causal masks as `attn.bias`, no lm_head."""
+    """Rewrites a saved GPT-2 like the hub's own file: no prefix, the causal masks as `attn.bias`, no lm_head."""
     tensors = load_file(directory / "model.safetensors")
     tensors = {
         key.removeprefix("transformer."): value for key, value in tensors.items() if key != "lm_head.weight"
@@ -239,7 +239,8 @@ def test_whole_tokenizer_file_wins_and_adds_nothing(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("vocab", "bos_token_id", "expected"),
     [
-        ({"<|endoftext|>": 0, "<|im_start|>": 1}, 1, 0),  # SmolLM2-Instruct: not the opener of a chat turn
+        # SmolLM2-Instruct: not the token that starts a chat turn
+        ({"<|endoftext|>": 0, "<|im_start|>": 1}, 1, 0),
         ({"a": 0, "<|endoftext|>": 1}, None, 1),  # Qwen2 declares none
         ({"a": 0, "<s>": 1}, 1, 1),
         ({"a": 0}, None, None),
@@ -265,7 +266,7 @@ def test_bad_tokenizers(saved: Path, tmp_path: Path) -> None:
     assert "no tokenizer.json" in error(tmp_path / "llama")
 
 
-# ---- what does not load, and says so ---------------------------------------------------------------------------------
+# ---- what does not load, and why --------------------------------------------------------------------------------------
 
 
 def test_missing_paths(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_rotary_positions_we_do_not_know(tmp_path: Path) -> None:
 
 def test_devices_and_revisions(saved: Path) -> None:
     assert "device 'tpu9'" in error(saved, device="tpu9")
-    assert "device 'cuda:99' is not there" in error(saved, device="cuda:99")
+    assert "device 'cuda:99' is not available" in error(saved, device="cuda:99")
     for name in (saved, "toy", "smollm2", "a.gguf"):
         assert "hub ids only" in error(name, revision="main")
 
@@ -352,7 +353,7 @@ def test_devices_and_revisions(saved: Path) -> None:
 def load_in_child(
     name: str, revision: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Loads in a process of its own, since the hub library reads its environment when it is imported."""
+    """Loads in a new process, since the hub library reads its environment when it is imported."""
     code = f"""
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
@@ -384,7 +385,7 @@ def test_hub_cache_is_used_offline(saved: Path, tmp_path: Path) -> None:
 
 
 def test_hub_out_of_reach(tmp_path: Path) -> None:
-    # port 9 discards; nothing answers there
+    # port 9 discards everything; no server answers there
     failed = load_in_child("gpt2-medium", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9")
     assert failed.returncode == 1 and failed.stderr.count("\n") == 1
     assert "the hub cannot be reached" in failed.stderr
@@ -409,7 +410,7 @@ def test_what_the_hub_refuses(monkeypatch) -> None:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
         assert said in error("someone/something", revision="x")
     monkeypatch.undo()
-    assert "check the name" in error("a--b")  # refused by the hub library itself, without asking
+    assert "check the name" in error("a--b")  # refused by the hub library itself, without a request
 
 
 # ---- smollm2's errors; what needs the model itself is in tests/real ----------------------------------------------

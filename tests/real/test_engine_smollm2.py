@@ -1,4 +1,4 @@
-"""The engine on a real pretrained model: the whole and the empty circuit are the model's own runs, a random one the slow twin's."""
+"""The engine on a real pretrained model: whole and empty circuit equal the model's own runs, a random circuit the slow implementation's."""
 
 from __future__ import annotations
 

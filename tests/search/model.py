@@ -1,4 +1,4 @@
-"""A small GPT-2 with random weights and a word-level tokenizer that can say every behaviour, as a directory."""
+"""A small GPT-2 with random weights and a word-level tokenizer that knows all behaviours' words, as a directory."""
 
 from __future__ import annotations
 

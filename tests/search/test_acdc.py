@@ -1,4 +1,4 @@
-"""Speculative ACDC is the plain loop, edge by edge; planted circuits are found exactly; interruption changes nothing."""
+"""Speculative ACDC equals the plain loop, edge by edge; planted circuits are found exactly; interruption changes nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_speculation_changes_nothing(kind: str, threshold: float) -> None:
         None,
         np.random.default_rng(0).random(len(told)),
         told,
-    ):  # no guess, a wild guess, the truth
+    ):  # no guess, a wild guess, a perfect guess
         problem.scores = scores
         problem.engine.ledger.restore(0.0)
         state = acdc(problem, threshold=threshold)
@@ -73,9 +73,7 @@ def test_speculation_changes_nothing(kind: str, threshold: float) -> None:
         assert state.order == order
         np.testing.assert_allclose(state.extra["trace"], trace, rtol=0, atol=1e-12)
         assert state.extra["tested"] == len(trace)
-        assert (
-            threshold < 0.3 or len(trace) < problem.model.graph.n_edges
-        )  # some receivers were dropped for free
+        assert threshold < 0.3 or len(trace) < problem.model.graph.n_edges  # some receivers were cut for free
         assert problem.passes == pytest.approx(passes * 2 / 20)
         assert state.extra["evaluated"] >= len(trace)
         evaluated.append(state.extra["evaluated"])

@@ -1,4 +1,4 @@
-"""Blockwise search: planted circuits, what it promises about its result, resuming."""
+"""Blockwise search: planted circuits, guarantees about its result, resuming."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_resuming_anywhere_equals_going_straight_and_both_are_deterministic():
 
 
 def test_it_does_not_end_with_f_to_spend_while_trades_are_found(monkeypatch):
-    """However little an exchange has won: here none is ever worth its passes."""
+    """Even with the smallest gain: here no swap is ever worth its passes."""
     monkeypatch.setattr("mechrl.search.blockwise.PASSES_PER_EDGE", 0)
     spent = 0
     for kind, tau in (("gpt2", 0.6), ("llama-gqa", 0.5)):
@@ -84,8 +84,8 @@ def test_it_keeps_to_the_candidates():
 
 
 def test_blocks_come_again_where_exchanges_have_raised_f_or_failed(monkeypatch):
-    """Raised to what it was when blocks failed, or above. After a failure groups are halved: it ends with single edges. Not so in small
-    circuits, of which every edge can be measured."""
+    """Blocks resume when f is back at, or above, its value when blocks failed. After a failure groups are halved, down to single edges.
+    Not in small circuits, whose edges can all be measured."""
     came_again = 0
     for kind, tau in (("gpt2", 0.8), ("llama-gqa", 0.3)):
         small: list[State] = []
@@ -95,10 +95,10 @@ def test_blocks_come_again_where_exchanges_have_raised_f_or_failed(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(
                 "mechrl.search.blockwise.size_of_groups", lambda edges, finer=0: 2 >> finer
-            )  # as if it were large
+            )  # as if the circuit were large
             states: list[State] = []
             end = blockwise(tiny_problem(kind, tau=tau, checkpoint=states.append))
-            failed_at = None  # f when the last block had been cut
+            failed_at = None  # f after the last block
             for before, after in pairwise(states):
                 if before.extra["block"] and not after.extra["block"]:
                     failed_at = after.faithfulness

@@ -1,4 +1,4 @@
-"""Exchanges in a world where f is a sum over edges, and edges die in pairs: what a thorough one finds beyond the plain one."""
+"""Exchanges in a world where f is a sum over edges and edges die in pairs: a thorough exchange finds more than a plain one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TAU = 0.9
 
 
 class World:
-    """n edges; every other one dies with the one before it, in some places. f is the sum of what edges are worth."""
+    """n edges; in some places every other edge dies with the one before it. f is the sum of the edges' values."""
 
     def __init__(self, seed: int, n: int = 60) -> None:
         rng = np.random.default_rng(seed)
@@ -18,7 +18,7 @@ class World:
         self.mask = self.prune((np.arange(n) < 30)[None])[0]
         self.value = np.where(self.mask, rng.uniform(0.0025, 0.01, n), rng.uniform(0, 0.004, n))
         self.value[0] += TAU + rng.uniform(0, 0.002) - self.value[self.mask].sum()
-        # gains are estimated the worse the larger they are, costs well
+        # the larger a gain, the worse its estimate; costs are estimated well
         self.gain = np.where(self.mask, self.value, self.value * rng.uniform(0.5, 3, n))
         self.gain[0] = 1.0
         self.passes = 0
@@ -66,7 +66,7 @@ def test_a_thorough_exchange_finds_what_a_plain_one_does_and_more():
 
 
 def test_where_it_fails_no_measured_additions_pay_for_one_cut_more_than_they_are():
-    """In a world that is additive indeed, and without chains: the best of the measured additions for the cheapest of the measured cuts."""
+    """In a purely additive world without chains: swaps the best measured additions for the cheapest measured cuts."""
     failed = 0
     for seed in range(200):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""Matryoshka attribution: the soft best k and its gradient, planted circuits in one another, determinism, resuming."""
+"""Matryoshka attribution: the soft top k and its gradient, nested planted circuits, determinism, resuming."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_the_soft_best_k_add_up_to_k_and_keep_the_order(n: int, part: float, see
     mask = soft_top(scores, part * n)
     assert mask.sum() == pytest.approx(part * n, abs=1e-6)
     assert (np.diff(mask[np.argsort(scores)]) >= 0).all()
-    np.testing.assert_allclose(soft_top(scores + 7, part * n), mask, atol=1e-7)  # only differences count
+    np.testing.assert_allclose(soft_top(scores + 7, part * n), mask, atol=1e-7)  # only differences matter
     np.testing.assert_allclose(soft_top(np.zeros(n), part * n), part)
     assert (soft_top(scores, n) == 1).all()
     order = np.argsort(-scores)
     k = max(1, n // 2)
-    hard = soft_top(1e4 * scores, k)  # far apart, it is the best k
+    hard = soft_top(1e4 * scores, k)  # with scores far apart, it is the hard top k
     assert set(np.flatnonzero(hard > 0.5)) == set(order[:k])
 
 
@@ -44,7 +44,7 @@ def test_the_gradient_passes_through_the_threshold() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama-gqa"])
 def test_the_first_gradients_are_integrated_mask_gradients(kind: str) -> None:
-    """All scores equal: over sizes k spread evenly the mean of ∂KL/∂m is minus the integrated mask gradient."""
+    """All scores equal: averaged over evenly spaced sizes k, ∂KL/∂m is minus the integrated mask gradient."""
     engine = tiny_problem(kind).engine
     n, steps = engine.graph.n_edges, 5
     masks = np.stack([soft_top(np.zeros(n), n * (i + 0.5) / steps) for i in range(steps)])

@@ -1,4 +1,4 @@
-"""Selection from scores: against plain definitions, and on planted circuits."""
+"""Selection from scores: against straightforward definitions, and on planted circuits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ graphs = st.sampled_from([Graph(1, 1, 1), Graph(2, 3, 3), Graph(3, 4, 2), Graph(
 
 
 def slow_greedy(graph: Graph, scores: np.ndarray, n: int) -> set[int]:
-    """Looks through all edges for every single one that is added."""
+    """Scans all edges for each one that is added."""
     kept: set[int] = set()
     nodes = {"logits"}
 

@@ -1,4 +1,4 @@
-"""What happens around a search: candidates that grow until they can reach the aim."""
+"""The session around a search: candidates grow until they can reach the aim."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_k_is_doubled_until_the_candidates_reach_tau(model: Model, method: str) 
     assert f_of_best(session, session.k) >= 0.9 > f_of_best(session, session.k // 2)
     assert session.problem.candidates.tolist() == candidate_set(session.scores, session.k).tolist()
     assert len(state.mask) == len(session.problem.candidates)
-    tried = (session.k // 5).bit_length()  # sets that were measured, each a pass for 4 of 20 pairs
+    tried = (session.k // 5).bit_length()  # sets that were measured, each one pass for 4 of 20 pairs
     assert passes[0] >= prefilter + tried * 4 / 20
     circuit = session.circuit(state)
     assert circuit.settings["k"] == 5 and circuit.settings["k_used"] == session.k
@@ -88,15 +88,15 @@ def test_with_fresh_pairs_candidates_grow_with_the_aim_and_resuming_changes_noth
 
 
 def needed_k(session: SearchSession) -> int:
-    """The K that the first aim needs."""
+    """The K that the first aim requires."""
     return next(k for k in (session.k * 2**i for i in range(20)) if f_of_best(session, k) >= session.aim)
 
 
 def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by_cut(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Along the last cuts of every attempt: what is taken holds on validation pairs, its next cut does not, and nothing that an attempt
-    ended with and that holds is smaller."""
+    """Along the last cuts of every attempt: the chosen circuit holds on validation pairs, the one after its next cut does not, and no
+    attempt ended with a smaller circuit that holds."""
     read_back = 0
     for seed in range(3):
         session = prepare(
@@ -106,7 +106,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         )
         problem, validation = session.problem, session.validation
         assert validation is not None
-        ends: list[tuple[np.ndarray, State]] = []  # candidates, and what an attempt ended with
+        ends: list[tuple[np.ndarray, State]] = []  # candidates and final state of each attempt
         problem.checkpoint = lambda state, ends=ends, problem=problem: (
             ends.append((problem.candidates, state)) if state.done else None
         )
@@ -129,7 +129,7 @@ def test_a_blockwise_circuit_that_falls_short_on_fresh_pairs_is_read_back_cut_by
         assert len(circuit) <= min(
             (len(edges) for edges in ended if f(edges) >= 0.7), default=model.graph.n_edges
         )
-        if "undone" not in state.note:
+        if "reverted" not in state.note:
             continue
         read_back += 1
         assert f(kept) >= 0.7

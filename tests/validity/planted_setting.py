@@ -1,4 +1,4 @@
-"""The setting of a planted circuit, whose every edge is known."""
+"""The setting of a planted circuit, with every edge known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planted_setting(planted: Planted, k: int = 60, components: str = "") -> Sett
         known_model=planted.model.name,
     )
     setting = Setting(problem.model, behaviour, problem.pairs, problem.engine, k, "metric")
-    setting.__dict__["test"] = problem.engine  # it has no tokenizer to make fresh pairs with
+    setting.__dict__["test"] = problem.engine  # without a tokenizer there are no fresh pairs
     return setting
 
 

@@ -1,4 +1,4 @@
-"""CPR and CMD against the formula written out and against EAP-IG's own scores, and what must hold for any model."""
+"""CPR and CMD against the formula and against EAP-IG's own scores, and invariants for any model."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_a_planted_circuit_without_scores_is_near_perfect() -> None:
     result = benchmark_metrics(problem.engine, problem.pairs, circuit)
     assert result.faithfulness_absolute[FRACTIONS.index(0.02)] == pytest.approx(
         1, abs=0.01
-    )  # 5 edges of 262, of which 4 are the circuit
+    )  # 5 edges of 262, 4 of them the circuit's
     assert result.cmd < 0.03
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("name", "mine"), [("eap", "eap"), ("eap_ig5", "eap-ig-inputs")])
 def test_areas_of_our_scores_are_those_of_eap_igs_own(seed: int, name: str, mine: Method) -> None:
-    """Their scores are ranked by their edge names and measured edge by edge; ours go through the engine."""
+    """Their scores are ranked by their edge names and measured edge by edge; ours use the engine."""
     golden = np.load(GOLDEN / f"seed{seed}" / "golden.npz")
     model = load_model(GOLDEN / f"seed{seed}", dtype=torch.float64)
     pairs = with_answers(golden["clean_tokens"], golden["corrupt_tokens"])

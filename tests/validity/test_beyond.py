@@ -1,4 +1,4 @@
-"""Gain and discordance on planted circuits, where what attribution ranks and what matters are both known."""
+"""Gain and discordance on planted circuits, where both the attribution ranking and the true circuit are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_ranking_itself_has_no_discordant_edges() -> None:
     mask = graph.prune(top_n(setting.scores, 40))
     size = int(mask.sum())
     result = beyond(circuit_of(setting, mask), setting)
-    assert result.edges == size and result.discordant <= 40 - size  # only what pruning took away
+    assert result.edges == size and result.discordant <= 40 - size  # only edges removed by pruning
     assert result.discordant_share == result.discordant / size and result.discordant_chance == pytest.approx(
         1 - size / result.candidates
     )
@@ -33,7 +33,7 @@ def test_discordant_edges_and_their_cost_against_the_slow_way() -> None:
     graph = setting.model.graph
     true = np.isin(graph.edge_names, sorted(planted.edges))
     size = int(true.sum())
-    # hand it a ranking that puts one edge of the circuit last of all candidates
+    # use a ranking that puts one edge of the circuit last among the candidates
     scores = setting.scores.copy()
     victim = int(np.flatnonzero(true)[0])
     scores[victim] = np.sort(np.abs(scores))[-setting.k] * (1 + 1e-9)
@@ -59,7 +59,7 @@ def test_chance_where_the_ranking_reaches_beyond_the_candidates() -> None:
     scores = setting.scores.copy()
     scores[np.flatnonzero(~true)[:2]] = (
         2 * np.abs(scores).max()
-    )  # two edges that are no candidates come first
+    )  # two edges outside the candidate set come first
     setting.__dict__["scores"] = scores
     setting.__dict__["candidates"] = np.union1d(np.flatnonzero(true), np.flatnonzero(~true)[2:12])
     result = beyond(circuit_of(setting, true), setting)

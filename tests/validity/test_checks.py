@@ -1,4 +1,4 @@
-"""The battery on circuits that are known edge by edge, and its arithmetic against brute force."""
+"""The validity checks on circuits known edge by edge, and their arithmetic against brute force."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
-from mechrl.stats import Spread, hypergeometric_at_least
+from mechrl.stats import Spread, hypergeometric_at_least, rank_p
 from mechrl.validity.checks import N_RANDOM, components, random_circuits, recovery, validate
 from mechrl.validity.setting import Setting, f_of
 from tests.planted import planted_chain, planted_qkv
@@ -53,6 +53,22 @@ def test_hypergeometric_against_all_draws(population: int, marked: int, drawn: i
         )
 
 
+@given(st.lists(st.integers(-1000, 1000), unique=True, min_size=2, max_size=60), st.integers(1, 20))
+def test_one_draw_among_others_is_seldom_the_lowest(values: list[int], percent: int) -> None:
+    """p of every one of n + 1 values among the others: at most a share α of them has p ≤ α, and just floor(α (n + 1)) do."""
+    n = len(values)
+    p = [rank_p(v, values[:i] + values[i + 1 :]) for i, v in enumerate(values)]
+    assert sorted(p) == pytest.approx([k / n for k in range(1, n + 1)])
+    assert sum(100 * x <= percent + 1e-9 for x in p) == percent * n // 100
+
+
+def test_twenty_draws_are_just_enough_for_one_in_twenty() -> None:
+    above = [0.01] * 5 + [0.99] * 15  # mean − 2 sd is −0.12: no f could be below that
+    assert rank_p(0.0, above) == pytest.approx(1 / 21) and rank_p(0.01, above) == pytest.approx(6 / 21)
+    assert rank_p(0.5, [0.5 - 1e-7] * 20) == 1  # the same but for rounding
+    assert rank_p(2.0, []) == 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 3), st.booleans())
 def test_random_circuits_do_not_depend_on_how_many_are_drawn(size: int, seed: int, pruned: bool) -> None:
@@ -69,7 +85,7 @@ def test_a_random_circuit_has_the_fewest_edges_that_leave_enough() -> None:
     masks = random_circuits(GRAPH, edges, 30, 4, seed=3, pruned=True)
     for i, mask in enumerate(masks):
         order = np.random.default_rng([3, i]).permutation(edges)
-        for n in range(len(edges) + 1):  # the slow way: one edge more at a time
+        for n in range(len(edges) + 1):  # the slow way: add one edge at a time
             slow = np.isin(edges, order[:n])
             if GRAPH.prune(slow).sum() >= 30:
                 break
@@ -87,6 +103,9 @@ def test_a_planted_circuit_passes() -> None:
     ]
     assert all(c.f.n == N_RANDOM and c.f.mean < 0.5 for c in result.specificity)
     assert all(c.edges_pruned.mean >= len(planted.edges) for c in result.specificity if c.matched == "pruned")
+    others = result.necessity_others
+    assert others.n == N_RANDOM and others.mean > 0.999 and result.necessity_p == pytest.approx(1 / 21)
+    assert all(c.p == pytest.approx(1 / 21) for c in result.specificity)
     assert result.recovery is None and "no components" in result.recovery_reason
     json.dumps(result.to_json(), allow_nan=False)
 
@@ -98,6 +117,7 @@ def test_a_wrong_circuit_fails() -> None:
     wrong = random_circuits(graph, np.flatnonzero(~mask), len(planted.edges), 1)[0]
     result = validate(circuit_of(setting, wrong), setting.model, setting.behaviour, setting=setting)
     assert result.faithfulness < 0.1 and result.necessity > 0.9
+    assert result.necessity_p > 0.05 and all(c.p > 0.05 for c in result.specificity)
 
 
 def test_a_circuit_larger_than_the_candidate_set_is_not_said_to_be_matched() -> None:
@@ -138,7 +158,7 @@ def test_recovery_of_planted_components() -> None:
     assert result.p_value == hypergeometric_at_least(result.recovered, result.population, 3, len(mine))
     with pytest.raises(MechRLError, match="does not have: a7"):
         recovery(graph, mask, ("a7.h7",), mask[None])
-    # heads only: MLPs are then not part of the population
+    # only heads are known, so MLPs are not part of the population
     assert recovery(graph, mask, ("a0.h1",), mask[None]).population == 3 * 4
 
 

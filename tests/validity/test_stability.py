@@ -1,4 +1,4 @@
-"""Stability: chance against counting, overlaps of circuits, bootstraps that redraw the discovery pairs alone."""
+"""Stability: the chance level against counting, overlaps of circuits, bootstraps that resample only the discovery pairs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_bootstrap_redraws_the_discovery_pairs_and_no_others(model: Model) -> 
     )
     assert one == again != other and len(one) == len(plain)
     assert set(one.clean) < set(plain.clean)
-    assert len(set(one.clean)) == pytest.approx((1 - np.exp(-1)) * 30, abs=8)  # 1 − 1/e of them
+    assert len(set(one.clean)) == pytest.approx((1 - np.exp(-1)) * 30, abs=8)  # 1 − 1/e of them are distinct
     fresh = behaviour.pairs(model.tokenizer, seed=TEST_SEED, **asked)
     assert Resampled.of(behaviour, 1).pairs(model.tokenizer, seed=TEST_SEED, **asked) == fresh
 

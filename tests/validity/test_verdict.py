@@ -1,4 +1,4 @@
-"""The verdict on a circuit: every check holds for a good one and fails for the circuit that lacks just that."""
+"""The verdict on a circuit: a good circuit passes every check; for each check, a circuit that lacks only that fails it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
+from mechrl.stats import Spread
+from mechrl.validity.checks import Control, validate
 from mechrl.validity.setting import Setting, f_of
-from mechrl.validity.verdict import N_EDGES, bootstraps, validate_and_judge
+from mechrl.validity.verdict import N_EDGES, bootstraps, judged, validate_and_judge
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,8 @@ def test_the_whole_model_is_faithful_but_not_minimal(model, circuit) -> None:
     verdict = judge(model, whole)
     assert verdict["faithful"].value == pytest.approx(1, abs=1e-4) and verdict["faithful"].holds
     assert not verdict["minimal"].holds and verdict["minimal"].value > 0.8 and "not minimal: " in verdict.line
+    assert "not shown necessary: f 0.00 with it ablated, and there are no other" in verdict.line
+    assert verdict["specific"].line.startswith("not specific: ") and verdict["specific"].chance > 0.9
 
 
 def test_the_empty_circuit_is_nothing(model, circuit) -> None:
@@ -103,6 +107,39 @@ def test_bootstraps_spread_as_pairs_do() -> None:
     f = bootstraps(kl, np.full(100, 2.0), rng, 4000)
     assert f.mean() == pytest.approx(1 - kl.mean() / 2, abs=0.002)
     assert f.std() == pytest.approx(kl.std() / 2 / 100**0.5, rel=0.1)
+
+
+BATTERY = dict(f=0.95, necessity=0.0, necessity_p=1 / 21, random=0.02, p=1 / 21)
+
+
+@pytest.mark.parametrize(
+    ("found", "necessary", "specific"),
+    [
+        ({}, "necessary", "specific"),
+        ({"necessity": 0.6}, "not necessary", "specific"),  # most of f is left
+        ({"necessity_p": 2 / 21}, "not shown necessary", "specific"),  # other edges do the same
+        ({"necessity_p": 2 / 41}, "necessary", "specific"),  # one set in forty does
+        ({"random": 0.9}, "necessary", "not specific"),  # random ones do nearly as well, however surely worse
+        ({"p": 3 / 21}, "necessary", "not shown specific"),
+    ],
+)
+def test_what_is_clear_and_what_is_sure(model, circuit, found: dict, necessary: str, specific: str) -> None:
+    known, setting = BATTERY | found, Setting.of(model, get_behaviour("acronyms"), circuit)
+    hard = Control(
+        "candidates", "pruned", Spread(known["random"], 0.4, 20), Spread(9, 0, 20), None, known["p"]
+    )
+    battery = replace(
+        validate(circuit, model, setting.behaviour, setting=setting),
+        faithfulness=known["f"],
+        necessity=known["necessity"],
+        necessity_p=known["necessity_p"],
+        necessity_random=Spread(0.69, 0.36, 20),  # all or nothing: mean − 2 sd is below any f
+        specificity=(hard,),
+    )
+    verdict = judged(circuit, setting, battery).verdict
+    for name, said in (("necessary", necessary), ("specific", specific)):
+        assert verdict[name].line.startswith(f"{said}: ")
+        assert verdict[name].holds == (said == name) and f"p {verdict[name].p:.2g}, " in verdict[name].line
 
 
 def test_python_and_json_have_it(model, circuit) -> None:

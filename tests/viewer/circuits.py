@@ -1,4 +1,4 @@
-"""Circuits to look at: of any shape and size, without any search."""
+"""Circuits to display, of any shape and size, without a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = Graph(3, 4, 2)
 def random_circuit(
     graph: Graph, n: int, removed: int = 0, nodes: int = 8, seed: int = 0, scored: bool = True, **changes: Any
 ) -> Circuit:
-    """`n` edges, all on a path from the input to the logits, after `removed` others went. Every component reads the input and is read."""
+    """`n` edges, all on a path from the input to the logits, after `removed` others were cut. Every component has an edge in and out."""
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(np.arange(1, graph.n_sources), nodes, replace=False))
     ports: list[int] = [graph.logits]

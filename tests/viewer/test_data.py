@@ -1,4 +1,4 @@
-"""What the page is told agrees with the circuit, the graph and the engine."""
+"""The page's data agrees with the circuit, the graph and the engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from mechrl.behaviours import get_behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
+from mechrl.engine.plain import push
+from mechrl.engine.plain import run as run_plainly
 from mechrl.errors import MechRLError
 from mechrl.models import load_model
 from mechrl.models.base import Model
 from mechrl.search.session import SearchSettings, search
 from mechrl.viewer import data
-from mechrl.viewer.attention import attention_patterns
 from mechrl.viewer.data import Replay, circuit_data
 from tests.viewer.circuits import GPT2, SMALL, random_circuit
 
@@ -62,7 +63,7 @@ def test_an_edge_is_shown_while_it_lies_on_a_path(seed: int, scored: bool) -> No
     circuit = random_circuit(SMALL, 20, mask=mask, order=tuple(order.tolist()), scored=scored)
     edges, stops = circuit_data(circuit)["edges"], circuit_data(circuit)["stops"]
     removed = data._stops(len(circuit), len(order))
-    for stop, n in enumerate(removed):  # the obvious way: take away, prune, look
+    for stop, n in enumerate(removed):  # the straightforward way: cut, prune, compare
         now = mask.copy()
         now[order[n:]] = True
         live = np.flatnonzero(SMALL.prune(now)).tolist()
@@ -136,7 +137,7 @@ def test_f_along_the_order_is_the_engines(toy: Model, found: Circuit, shown: dic
     f = shown["stops"]["f"]
     assert f[-1] == pytest.approx(found.faithfulness, abs=1e-4)
     engine = Engine(toy, IOI.pairs(toy.tokenizer, found.pairs, found.seed))
-    expected = engine.faithfulness(Replay(found).there[[0, len(f) // 2]]).tolist()  # dead edges and all
+    expected = engine.faithfulness(Replay(found).there[[0, len(f) // 2]]).tolist()  # dead edges included
     assert [f[0], f[len(f) // 2]] == pytest.approx(expected, abs=1e-3)
 
 
@@ -169,7 +170,7 @@ def test_answers_are_the_models(toy: Model, found: Circuit, shown: dict) -> None
             p = values[i].softmax(-1)
             assert [x for _, x in top] == pytest.approx(p.topk(len(top)).values.tolist(), abs=2e-3)
             assert top[0][0] == toy.tokenizer.decode([int(p.argmax())])
-        assert pair["top"]["clean"][0][0] in pair["answers"]  # the toy model does IOI
+        assert pair["top"]["clean"][0][0] in pair["answers"]  # the toy model exhibits IOI
 
 
 def test_attention_is_packed_as_the_page_unpacks_it(toy: Model, found: Circuit, shown: dict) -> None:
@@ -179,12 +180,39 @@ def test_attention_is_packed_as_the_page_unpacks_it(toy: Model, found: Circuit, 
     assert heads and len(shown["attention"]["pairs"]) == data.PAIRS_SHOWN
     packed = np.frombuffer(base64.b64decode(shown["attention"]["pairs"][1]["circuit"]), dtype=np.uint8)
     triangles = packed.reshape(len(heads), T * (T + 1) // 2)
-    patterns = attention_patterns(toy, pairs.clean[1], pairs.corrupt[1], found.mask).numpy()
+    patterns = run_plainly(toy, pairs.clean[1], pairs.corrupt[1], found.mask).patterns.numpy()
     for name, triangle in zip(heads, triangles, strict=True):
         layer, head = (int(part[1:]) for part in name.split("."))
         for query in range(T):
             row = triangle[query * (query + 1) // 2 :][: query + 1] / 255
             np.testing.assert_allclose(row, patterns[layer, head, query, : query + 1], atol=0.5 / 255 + 1e-6)
+
+
+def test_what_is_written_to_the_logits_adds_up(toy: Model, found: Circuit, shown: dict) -> None:
+    """The pushes of a pair sum to the logit difference of the circuit, less that of the corrupted stream at the circuit's scale."""
+    assert toy.tokenizer is not None
+    pairs = IOI.pairs(toy.tokenizer, found.pairs, found.seed)
+    logits = Engine(toy, pairs).logits(found.live)[0]
+    ends = {shown["receivers"].index("logits")}
+    edges = shown["edges"]
+    last = len(shown["stops"]["size"]) - 1
+    writers = {
+        s
+        for s, r, stops in zip(edges["source"], edges["receiver"], edges["stops"], strict=True)
+        if r in ends and stops > last
+    }
+    for i, pair in enumerate(shown["pairs"]):
+        plain = run_plainly(toy, pairs.clean[i], pairs.corrupt[i], found.live)
+        rest = float(push(plain.rest, pairs.answers[i], pairs.foils[i]))
+        written = pair["writes"]["circuit"]
+        # both prompts end in the same token, so the input writes nothing there
+        assert set(written) == writers >= set(pair["writes"]["raises"]) >= writers - {0}
+        difference = float(push(logits[i], pairs.answers[i], pairs.foils[i]))
+        assert sum(written.values()) + rest == pytest.approx(difference, abs=0.01 * len(written))
+        assert len(pair["writes"]["model"]) == len(shown["sources"])
+        source = max(written, key=lambda s: written[s])
+        best = plain.writes[plain.writers.tolist().index(source)].argmax()
+        assert pair["writes"]["raises"][source][0] == toy.tokenizer.decode([int(best)])
 
 
 def test_patterns_that_would_make_the_page_large_are_left_out(

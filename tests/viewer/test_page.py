@@ -1,4 +1,4 @@
-"""One file, nothing from elsewhere, and text that stays text."""
+"""One self-contained file, and text that stays text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NASTY = [
 
 
 class Page(HTMLParser):
-    """The elements of a page, with their attributes and their text."""
+    """The elements of a page with their attributes and text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ def nasty(text: str) -> dict:
 def test_text_from_a_file_stays_text(text: str) -> None:
     data = nasty(text)
     parsed, plain = Page(page([data])), Page(page([circuit_data(random_circuit(SMALL, 20))]))
-    assert [e[0] for e in parsed.elements] == [e[0] for e in plain.elements]  # no element more, none less
+    # the same elements, no more and no fewer
+    assert [e[0] for e in parsed.elements] == [e[0] for e in plain.elements]
     (_, told), (_, script) = parsed.all("script")
     assert json.loads(told) == json.loads(json.dumps({"circuits": [data]}))
     assert script == plain.all("script")[1][1]
@@ -68,7 +69,7 @@ def test_nothing_comes_from_elsewhere() -> None:
     html = page([circuit_data(random_circuit(SMALL, 20))])
     assert set(re.findall(r"\w+://[^\s\"'<>]+", html)) == {
         "http://www.w3.org/2000/svg"
-    }  # the name of SVG, which nobody fetches
+    }  # the SVG namespace, which is never fetched
     parsed = Page(html)
     for _, attributes, _ in parsed.elements:
         assert "src" not in attributes and attributes.get("href", "data:,") == "data:,"

@@ -1,4 +1,4 @@
-"""The server answers this machine, with one page, and nothing else."""
+"""The server serves one page to this machine, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server() -> Iterator[PageServer]:
 
 
 def ask(server: PageServer, request: str, host: str | None = "") -> tuple[int, str]:
-    """Status and body, byte for byte as asked: a client library would tidy the path up first."""
+    """Status and body of a request sent byte for byte: a client library would normalise the path."""
     port = server.server_address[1]
     lines = [
         request + " HTTP/1.0",
@@ -95,7 +95,7 @@ def head(server: PageServer, path: str = "/") -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ["/", "/nothing"])
 def test_the_policy_is_in_the_header_too(path: str) -> None:
-    """The page's own, word for word, and that nobody may frame it, which only a header can say."""
+    """The page's own policy, verbatim, plus frame-ancestors, which only a header can set."""
     document = page([{"name": "a circuit"}])
     own = document.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     with PageServer(document) as server:
@@ -110,7 +110,7 @@ def test_a_page_without_a_policy_may_do_nothing(server: PageServer) -> None:
 
 
 def test_a_tab_that_is_closed_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """While the page is on its way, with and without a word."""
+    """While the page is being sent, with and without a connection reset."""
     with PageServer("x" * 50_000_000) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         port = server.server_address[1]
@@ -131,7 +131,7 @@ def test_a_mistake_of_ours_is_one_line(
     server: PageServer, capfd: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
     monkeypatch.setattr(server, "body", None)
-    with pytest.raises(IndexError):  # no answer
+    with pytest.raises(IndexError):  # no response
         ask(server, "GET /")
     time.sleep(0.2)
     said = capfd.readouterr().err
@@ -140,7 +140,7 @@ def test_a_mistake_of_ours_is_one_line(
 
 @pytest.mark.parametrize("sends", [b"", b"G", b"GET / HTTP/1.0\r\nX: "])
 def test_a_request_that_goes_on_and_on_is_ended(sends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then keeps every single wait short."""
+    """One byte from time to time keeps each single wait short."""
     monkeypatch.setattr(serving, "_LIMIT", 1.0, raising=False)
     with PageServer("page") as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()

@@ -1,1 +1,1 @@
-"""Agents that have learned to discover circuits."""
+"""Agents that are trained to discover circuits."""

@@ -67,7 +67,7 @@ _FAMILIES = (
     multiple_choice,
     induction,
 )
-# In the order of the paper's table; then the wordings and induction, which it does not have; last the relations.
+# In the order of the paper's table; then the other wordings and induction, which it does not have; last the relations.
 _TEMPLATES = tuple(
     behaviour
     for split in ("train", "held-out", "extra")
@@ -87,7 +87,7 @@ def behaviours(split: Split | None = None, with_relations: bool = True) -> tuple
 
 
 def get_behaviour(name_or_path: str | Path) -> Behaviour:
-    """A built-in behaviour by its name, or your own by the path of its file."""
+    """A built-in behaviour by its name, or your own by its file's path."""
     for behaviour in _ALL:
         if behaviour.name == name_or_path:
             return behaviour
@@ -97,12 +97,12 @@ def get_behaviour(name_or_path: str | Path) -> Behaviour:
     close = difflib.get_close_matches(str(name_or_path), [behaviour.name for behaviour in _ALL], n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(b.name for b in _ALL)};"
     raise MechRLError(
-        f"unknown behaviour {str(name_or_path)!r}: {hint} the path of your own ends in {' or '.join(SUFFIXES)}"
+        f"unknown behaviour {str(name_or_path)!r}: {hint} a behaviour file's path ends in {' or '.join(SUFFIXES)}"
     )
 
 
 class _Listener:
-    """A tokenizer that knows every word, and remembers those it was given."""
+    """A tokenizer that knows every word and records the words it is given."""
 
     bos = None
 
@@ -124,7 +124,7 @@ class _Listener:
 def words(split: Callable[[str], list[str]]) -> list[str]:
     """Every word of the built-in behaviours, for a word-level tokenizer that splits text by `split`.
 
-    Without the relations, which need a model that knows words.
+    Excludes the relations, whose words the embedded model does not know.
     """
     listener = _Listener(split)
     for behaviour in _TEMPLATES:

@@ -1,10 +1,10 @@
-"""A behaviour: pairs of a clean and a corrupted prompt, right answers and foils, and a measure of success.
+"""A behaviour: pairs of a clean and a corrupted prompt, right answers and foils, and a metric.
 
-Pairs fall into three disjoint parts, `discovery`, `validation` and `test`. Every key of a pair (by default both of its prompts) hashes
-into one part, and a pair belongs to a part only if all its keys do. A seed picks within a part, so no seed and no number of pairs can
+Pairs are split into three disjoint parts: `discovery`, `validation` and `test`. Every key of a pair (by default both of its prompts) hashes
+to one part, and a pair belongs to a part only if all its keys do. A seed draws pairs within a part, so no seed and no number of pairs can
 leak a pair from one part into another.
 
-The prediction is made at the last token of a prompt. For every measure, higher means more of the behaviour.
+The prediction is made at the last token of a prompt. For every metric, higher means more of the behaviour.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Metric = Literal["logit-difference", "probability-difference", "kl"]
 PARTS: tuple[Part, ...] = get_args(Part)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-# The last two stand for their parts; every other seed draws from the discovery part, unless `part` is given. No loop over seeds
-# 0, 1, 2, … reaches them, so none wanders into the test pairs.
+# The last two seeds stand for their parts; every other seed draws from the discovery part, unless `part` is given. A loop over seeds
+# 0, 1, 2, … never reaches them, so it never draws test pairs.
 DISCOVERY_SEED = 0
 VALIDATION_SEED = 1_000_001
 TEST_SEED = 1_000_002
 _PART_OF_SEED: dict[int, Part] = {VALIDATION_SEED: "validation", TEST_SEED: "test"}
 
-ENOUGH = 10  # pairs in a part: with fewer, f is that of these very pairs
+ENOUGH = 10  # pairs in a part; with fewer, f describes only these pairs
 
 # After this many draws without a new pair, the template is exhausted.
 _FRUITLESS = 3000
@@ -44,7 +44,7 @@ _FRUITLESS = 3000
 
 @dataclass(frozen=True)
 class Known:
-    """A component that people found for a behaviour, named as in the graph: `a9.h6` or `m8`."""
+    """A component that was published for a behaviour, named as in the graph: `a9.h6` or `m8`."""
 
     component: str
     role: str
@@ -68,9 +68,9 @@ class Row:
     corrupt: str
     answers: tuple[str, ...]
     foils: tuple[str, ...]
-    keys: tuple[str, ...] = ()  # what no two parts may share; by default both prompts
+    keys: tuple[str, ...] = ()  # no key is in two parts; by default both prompts
     where: str = ""  # its file and line; empty if drawn from a template
-    part: Part | None = None  # given by the file; None: by the hash of the keys
+    part: Part | None = None  # given by the file; None: chosen by the hash of the keys
 
     def belongs_to(self, part: Part) -> bool:
         if self.part is not None:
@@ -79,7 +79,7 @@ class Row:
 
 
 def part_of(key: str) -> Part:
-    """The part that a key belongs to, always and on every machine."""
+    """The part that a key belongs to; the same on every machine."""
     return PARTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % len(PARTS)]
 
 
@@ -104,11 +104,11 @@ class Pairs:
 
 
 class Unbuildable(Exception):
-    """The tokenizer lacks what a template needs. `Behaviour.pairs` adds the behaviour's name."""
+    """The tokenizer lacks tokens that a template needs. `Behaviour.pairs` adds the behaviour's name."""
 
 
 class Lexicon:
-    """The words of a template as a tokenizer sees them. Words that it does not know are left out."""
+    """The words of a template as a tokenizer sees them. Unknown words are left out."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -163,8 +163,8 @@ class Behaviour:
     description: str
     source: Draw | tuple[Row, ...]
     known: tuple[Known, ...] = ()
-    known_model: str = "gpt2"  # the model that `known` was found in
-    file: str = ""  # that it was read from; empty if built in
+    known_model: str = "gpt2"  # the model in which `known` was found
+    file: str = ""  # the file it was read from; empty if built in
 
     @classmethod
     def from_pairs(
@@ -175,18 +175,18 @@ class Behaviour:
         description: str = "written by the user",
     ) -> Self:
         """A behaviour from rows with `clean`, `corrupt`, `answer` and `foil` (one text or several), and optionally `part`."""
-        from mechrl.behaviours.custom import read_rows  # reads rows into what is defined here
+        from mechrl.behaviours.custom import read_rows  # imported here because it needs the classes above
 
         source, metric = read_rows([(f"{name}, row {i}", row) for i, row in enumerate(rows, 1)], name, metric)
         return cls(name, "custom", "extra", metric, description, source)
 
     @property
     def asked_as(self) -> str:
-        """Its name on a command line: the file, if it has one."""
+        """Its name on a command line: the file's path, if it has one."""
         return self.file or self.name
 
     def rows(self) -> tuple[dict[str, object], ...]:
-        """What `from_pairs` reads, parts included; none for a template."""
+        """The rows as `from_pairs` reads them, parts included; none for a template."""
         if not isinstance(self.source, tuple):
             return ()
 
@@ -215,7 +215,7 @@ class Behaviour:
         )
 
     def problems(self, tokenizer: Tokenizer, n_ctx: int | None = None) -> list[str]:
-        """What is wrong with the rows of a file for this tokenizer, line by line."""
+        """The errors in a file's rows for this tokenizer, line by line."""
         lexicon = Lexicon(tokenizer)
         written = self.source if isinstance(self.source, tuple) else ()
         encoded = [(row.where, _encode(row, lexicon, n_ctx)) for row in written]
@@ -231,8 +231,8 @@ class Behaviour:
     ) -> Pairs:
         """Up to `n` distinct pairs of a part; fewer only if the part has no more.
 
-        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`; any other: discovery), unless `part` names it. Clean prompts repeat
-        only when there are no new ones. `n_ctx` is the longest prompt the model takes.
+        The part is that of the seed (`TEST_SEED`, `VALIDATION_SEED`; any other: discovery), unless `part` is given. Clean prompts repeat
+        only when there are no new ones. `n_ctx` is the model's context length.
         """
         if n < 1:
             raise MechRLError(f"behaviour {self.name!r}: the number of pairs must be at least 1, not {n}")
@@ -284,7 +284,7 @@ class Behaviour:
     ) -> list[_Encoded]:
         assert isinstance(self.source, tuple)
         mine: list[_Encoded] = []
-        for row in self.source:  # check all rows, whatever the part: a broken file is broken
+        for row in self.source:  # check all rows, whatever the part: one bad row makes the file invalid
             encoded = _encode(row, lexicon, n_ctx)
             if isinstance(encoded, str):
                 more = len(self.problems(lexicon.tokenizer, n_ctx)) - 1
@@ -306,10 +306,11 @@ _Encoded = tuple[_Ids, _Ids, _Ids, _Ids, tuple[str, str]]
 
 
 def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
-    """The columns of `Pairs` for one row, or what is wrong with it."""
+    """One row as columns of `Pairs`, or what is wrong with it."""
     tokenizer = lexicon.tokenizer
     clean, corrupt = tokenizer.prompt(row.clean), tokenizer.prompt(row.corrupt)
-    if not (lexicon.known(clean) and lexicon.known(corrupt)):  # first: unknown words all look alike
+    # checked first: to the tokenizer, unknown words are all the same
+    if not (lexicon.known(clean) and lexicon.known(corrupt)):
         words = ", ".join(repr(word) for word in lexicon.strange(f"{row.clean} {row.corrupt}")[:3])
         return f"the prompt has words that the tokenizer does not know: {words}"
     if clean == corrupt:
@@ -333,7 +334,7 @@ def _encode(row: Row, lexicon: Lexicon, n_ctx: int | None) -> _Encoded | str:
     return tuple(clean), tuple(corrupt), answers, foils, (row.clean, row.corrupt)
 
 
-# ---- success measures -----------------------------------------------------------------------------------------------
+# ---- metrics --------------------------------------------------------------------------------------------------------
 
 
 def metric_value(metric: Metric, logits: Tensor, pairs: Pairs, clean_logits: Tensor | None = None) -> Tensor:
@@ -373,7 +374,7 @@ def accuracy(logits: Tensor, pairs: Pairs, metric: Metric = "logit-difference") 
 
 
 def _gather(values: Tensor, ids: tuple[_Ids, ...]) -> tuple[Tensor, Tensor]:
-    """The values [..., B, K] of each pair's ids, from [..., B, V]; and which of the K are not padding, [B, K]."""
+    """The values [..., B, K] at each pair's ids, from [..., B, V]; and which of the K are not padding, [B, K]."""
     width = max(len(row) for row in ids)
     index = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in ids], device=values.device)
     real = torch.arange(width, device=values.device) < torch.tensor(

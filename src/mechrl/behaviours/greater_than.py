@@ -1,8 +1,8 @@
-"""Greater-than: an event ends in a later year than it began. Corrupted: it began so early that any year will do.
+"""Greater-than: an event ends in a later year than it began. Corrupted: it began so early that any year is later.
 
-If years end in a two-digit token, as in the paper: `The war lasted from the year 1732 to the year 17` → the two-digit tokens above 32,
-foils 32 and below; corrupted 1701. If digits are tokens, the units digit: `… to the year 173` → the digits above 2, foils 2 and below;
-corrupted 1730.
+If the tokenizer ends years in a two-digit token, as in the paper: `The war lasted from the year 1732 to the year 17` → the two-digit tokens
+above 32, foils 32 and below; corrupted 1701. If digits are tokens, the units digit: `… to the year 173` → the digits above 2, foils 2 and
+below; corrupted 1730.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ FRAMES = (
 )
 CENTURIES = range(10, 20)
 ENDINGS = {2: tuple(f"{i:02}" for i in range(100)), 1: tuple("0123456789")}
-# Without the first year of a century, which is the corrupted prompt's, and the last, which nothing follows.
+# Excludes the first year of a century, which is the corrupted prompt's, and the last, after which no year follows.
 STARTS = {2: ENDINGS[2][2:99], 1: ENDINGS[1][2:9]}
 CORRUPT = {2: "01", 1: "0"}
-_DRAWS = 100  # of years, before the other kind of ending is tried; some years are one token (" 1800")
+# number of years drawn before the other kind of ending is tried; some years are one token (" 1800")
+_DRAWS = 100
 
 
 def draw(frame: str, lexicon: Lexicon, rng: Random) -> Row:

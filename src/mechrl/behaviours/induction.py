@@ -1,4 +1,4 @@
-"""Induction: a list of words begins again; next is the word that followed before. Corrupted: another word followed."""
+"""Induction: a list of words repeats; the answer is the word that came next the first time. Corrupted: another word came next."""
 
 from __future__ import annotations
 

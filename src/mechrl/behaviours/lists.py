@@ -1,4 +1,4 @@
-"""The words that fill the templates. A behaviour uses those that its tokenizer has in the form it needs."""
+"""The words that fill the templates. A behaviour uses those that its tokenizer can represent in the form it needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACES = _words(
     theater bar hotel mall zoo cafe gym bank airport castle stadium river forest lake bridge village studio club
     """
 )
-OBJECTS = _words(  # all take "a"
+OBJECTS = _words(  # all with the article "a"
     """
     book drink ball ring computer bag phone key cup box letter flower hat coat bottle map knife plate card coin
     watch gift guitar lamp candle chair table blanket shirt camera basket pen mirror clock radio painting necklace
@@ -93,8 +93,8 @@ ACRONYM_WORDS = _words(
     """
 )
 
-# Ordered by how many tokenizers have the capital as one token: the parts take every third country, and so each gets its
-# share. Where a capital has two words the first is the answer.
+# Ordered by how many tokenizers have the capital as one token: the parts take every third country, so each gets its
+# share. For a capital of two words, the answer is the first word.
 CAPITALS = {
     "France": "Paris", "England": "London", "Germany": "Berlin", "Spain": "Madrid", "Italy": "Rome", "Russia": "Moscow",
     "Japan": "Tokyo", "China": "Beijing", "Egypt": "Cairo", "Greece": "Athens", "Austria": "Vienna", "Poland": "Warsaw",

@@ -13,7 +13,7 @@ LABELS = "Answer Choices: ({x}) {first} ({y}) {second} Answer: ("
 
 
 def by_content(lexicon: Lexicon, rng: Random) -> Row:
-    """The right content stands at (A), as in the paper; corrupted: the contents change places, and (B) is right."""
+    """The right content is at (A), as in the paper. Corrupted: the contents are swapped, and (B) is right."""
     kind, other = rng.sample(tuple(CATEGORIES), 2)
     right = rng.choice(lexicon.single(CATEGORIES[kind], f"words for {kind}", at_least=1))
     wrong = rng.choice(lexicon.single(CATEGORIES[other], f"words for {other}", at_least=1))
@@ -23,7 +23,7 @@ def by_content(lexicon: Lexicon, rng: Random) -> Row:
 
 
 def by_label(lexicon: Lexicon, rng: Random) -> Row:
-    """The content behind a label; corrupted: the contents change places."""
+    """The content behind a label. Corrupted: the contents are swapped."""
     first, second = rng.sample(lexicon.single(OBJECTS, "objects"), 2)
     label = rng.choice("AB")
     clean = LOOKUP.format(first=first, second=second, label=label)
@@ -51,7 +51,7 @@ BEHAVIOURS = (
         source=by_content,
         known=known("circuit", "Li & Gao 2025", "medium", "8.1 10.8 m9"),
     ),
-    # of the two other wordings the one that stands in for the first, where a model does not exhibit that: its prompts end alike
+    # of the two other wordings, this one replaces the first where a model does not exhibit it, because its prompts end alike
     Behaviour(
         name="multiple-choice-labels",
         family="multiple-choice",

@@ -14,7 +14,7 @@ def _pairs(text: str) -> Words:
 
 
 def _successors(text: str) -> Words:
-    """Each word with the one after it."""
+    """Pairs each word with the next one."""
     return tuple(pairwise(text.split()))
 
 

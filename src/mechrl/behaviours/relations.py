@@ -13,7 +13,7 @@ from mechrl.behaviours.base import Behaviour, Lexicon, Row, Unbuildable
 from mechrl.behaviours.relation_words import Words
 
 SHOTS = 3
-AT_LEAST = 10  # pairs; with fewer a part has too few texts of examples
+AT_LEAST = 10  # pairs; with fewer, a part has too few sets of examples
 _DRAWS = 1000
 
 

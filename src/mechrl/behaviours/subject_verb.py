@@ -1,4 +1,4 @@
-"""Subject–verb agreement across a plural attractor: `The author near the cars` → is. Corrupted: the other number."""
+"""Subject–verb agreement across a plural attractor: `The author near the cars` → is. Corrupted: the subject has the other number."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Syllogisms: a statement is true or false, another is like it (simple) or its opposite. Corrupted: the other truth.
+"""Syllogisms: a statement is true or false, another is like it (simple) or its opposite. Corrupted: the other truth value.
 
-The letters of the statements vary; a pair of letters, in either order and with either truth, belongs to one part.
+The letters of the statements vary; a pair of letters, in either order and with either truth value, belongs to one part.
 """
 
 from __future__ import annotations

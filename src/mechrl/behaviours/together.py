@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def together(links: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Maps every prompt to the one that stands for its group.
+    """Maps every prompt to the representative of its group.
 
-    That is decided by the order of the links alone, because the parts of a file depend on it: when a link joins two groups, the
-    second's stands for both. Walking a path halves it.
+    The representative depends only on the order of the links, because the parts of a file depend on it: when a link joins two groups, the
+    second's represents both. Paths are halved as they are walked.
     """
     leads_to: dict[str, str] = {}
 

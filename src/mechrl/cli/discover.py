@@ -11,14 +11,13 @@ import typer
 
 from mechrl import names
 from mechrl.cli import options
-from mechrl.cli.output import answer_kept, keep, one_writer
-from mechrl.cli.search import answer_found, duration
+from mechrl.cli.output import interrupted, keep, leave, one_writer
+from mechrl.cli.search import answer_found, duration, on_which_pairs, warn_of
 from mechrl.cli.terminal import Live, working
 from mechrl.cli.train import tell
 from mechrl.errors import MechRLError
 from mechrl.files.saving import Saving
 from mechrl.messages import say
-from mechrl.ranges import MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -41,22 +40,10 @@ def discover_command(
     ] = "planner",
     tau: options.Tau = 0.9,
     holds_on: options.HoldsOn = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Folder for circuit.json and, while it runs, the state to resume from.",
-        ),
-    ] = Path("runs/discover"),
+    out: options.OutToResume = Path("runs/discover"),
     pairs: options.Pairs = 20,
     budget: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=options.BUDGET,
-            min=1,
-            max=MOST_STEPS,
-            help="Passes: then the best so far is the answer.",
-        ),
+        int, options.number(options.BUDGET, "Passes: then the best so far is the answer.")
     ] = 1000,
     planner: Annotated[
         Path | None,
@@ -96,7 +83,7 @@ def discover_command(
     if policy is not None:
         raise MechRLError("--policy is the paper's agent's; give --agent paper as well")
     from mechrl import gate
-    from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, Session
+    from mechrl.agents.planner.session import DiscoverSettings, Session
     from mechrl.agents.planner.shipped import load_planner, shipped
     from mechrl.behaviours import get_behaviour
     from mechrl.engine.estimate import estimate
@@ -104,27 +91,20 @@ def discover_command(
     from mechrl.search.problem import Interrupted
 
     chosen = get_behaviour(behaviour)
-    if holds_on is None and not chosen.has_fresh:
-        say(
-            f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
-        )
-    holds_on = holds_on or ("fresh" if chosen.has_fresh else "discovery")
-    settings = DiscoverSettings(tau, pairs, HoldsOn(holds_on), budget=budget, seed=seed)
+    settings = DiscoverSettings(tau, pairs, on_which_pairs(chosen, holds_on), budget=budget, seed=seed)
     network = load_planner(planner or shipped(model))
     circuit_path, state_path = out / "circuit.json", out / "planner.safetensors"
     with working(f"loading {model}"):
         loaded = load_model(model, device=device, bos=bos)
+    warnings: tuple[str, ...] = ()
     if resume:
         session = Session.resume(state_path, loaded, chosen, network, settings)
     else:
         if not force:
-            for warning in gate.check(loaded, chosen).warnings:
-                say(f"{chosen.name}: warning: {warning}")
+            warnings = gate.check(loaded, chosen).warnings
         with working(f"looking at all {loaded.graph.n_edges:,} edges of {model}"):
             session = Session(loaded, chosen, network, settings)
-    if session.start.engine.n_pairs < pairs:
-        say(f"{chosen.name} has {session.start.engine.n_pairs} discovery pairs, not {pairs}")
-
+    warn_of(chosen, warnings, session.start.engine.n_pairs, pairs)
     if not resume:
         say(f"{estimate(session.start.engine).line()}; at most {budget:,} passes")
 
@@ -149,17 +129,7 @@ def discover_command(
             circuit = session.circuit()
     unsaved = keep(circuit, circuit_path)
     if not circuit.complete:
-        if unsaved is not None:
-            answer_kept(circuit, circuit_path, unsaved)
-        elif saving.failed is not None:
-            say(
-                f"interrupted; the state could not be saved ({saving.failed}); {circuit_path} holds what was reached"
-            )
-        else:
-            say(
-                f"interrupted; {circuit_path} holds the best so far. To go on, repeat the command with --resume"
-            )
-        raise typer.Exit(128 + stopped[0])
+        leave(circuit, circuit_path, unsaved, saving, stopped[0])
     headline = (
         f"{circuit.behaviour} in {circuit.model} by the planner: {circuit.size} edges, f = {circuit.faithfulness:.3f} on "
         f"{circuit.pairs} discovery pairs and {circuit.faithfulness_test:.3f} on fresh ones; {circuit.passes:,.0f} passes, "
@@ -230,7 +200,6 @@ def _by_paper(asked: _Asked) -> None:
         try:
             circuit = discover(loaded, chosen, network.to(loaded.device), settings, env, deployment, watch)
         except Interrupted:
-            say(f"interrupted; {path} holds how far it came. To go on, repeat the command with --resume")
-            raise typer.Exit(128 + stopped[0]) from None
+            interrupted(f"{path} holds how far it came", None, stopped[0])
     tell(circuit, asked.out / "circuit.json", asked.as_json)
     path.unlink(missing_ok=True)

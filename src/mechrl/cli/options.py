@@ -46,6 +46,12 @@ def choice(name: str, kind: Any) -> dict[str, Any]:
     return {"parser": lambda value: one_of(name, value, known), "metavar": f"[{'|'.join(known)}]"}
 
 
+def number(panel: str, help: str, most: int = MOST_STEPS, least: int = 1, **more: Any) -> Any:
+    """A count, in a group of --help. Its default is shown, unless the help tells it."""
+    shown = "[default:" not in help
+    return typer.Option(rich_help_panel=panel, min=least, max=most, help=help, show_default=shown, **more)
+
+
 def _model(value: str | None) -> str | None:
     if value is not None and not value.strip():
         raise typer.BadParameter("a model has a name")
@@ -103,6 +109,12 @@ SearchMethod = Annotated[
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
+OutToResume = Annotated[
+    Path,
+    typer.Option(
+        rich_help_panel=BASICS, help="Folder for circuit.json and, while it runs, the state to resume from."
+    ),
+]
 HoldsOn = Annotated[
     names.HoldsOn | None,
     basic(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechrl import names
 from mechrl.cli import options
-from mechrl.cli.output import answer_kept, keep, one_writer
+from mechrl.cli.output import answer_kept, keep, leave, one_writer
 from mechrl.cli.terminal import Live, answer, answer_json, working
 from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite
 from mechrl.files.saving import Saving
 from mechrl.messages import say
-from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
+    from mechrl.behaviours import Behaviour
     from mechrl.circuit import Circuit
     from mechrl.search.problem import State
     from mechrl.search.session import SearchSession
@@ -33,32 +36,21 @@ def search_command(
     model: options.Model = "toy",
     tau: options.Tau = 0.9,
     holds_on: options.HoldsOn = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            rich_help_panel=options.BASICS,
-            help="Folder for circuit.json and, while it runs, the state to resume from.",
-        ),
-    ] = Path("runs/search"),
+    out: options.OutToResume = Path("runs/search"),
     pairs: options.Pairs = 20,
     k: Annotated[
         int,
-        typer.Option(
-            "--k",
-            rich_help_panel=options.BUDGET,
-            min=1,
-            max=MOST_EDGES,
-            help="Candidate edges by each score; doubled until they reach tau together.",
+        options.number(
+            options.BUDGET,
+            "Candidate edges by each score; doubled until they reach tau together.",
+            MOST_EDGES,
         ),
     ] = 3000,
     attempts: Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=options.BUDGET,
-            min=1,
-            max=MOST_STEPS,
-            help="Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
-            show_default=False,
+        options.number(
+            options.BUDGET,
+            "Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -84,23 +76,13 @@ def search_command(
     ] = None,
     minibatch: Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=options.EXPERT,
-            min=1,
-            max=MOST_PAIRS,
-            help="Decide by so many pairs, drawn afresh while the search runs.",
-            show_default=False,
+        options.number(
+            options.EXPERT, "Decide by so many pairs, drawn afresh while the search runs.", MOST_PAIRS
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(
-            rich_help_panel=options.EXPERT,
-            min=1,
-            max=MOST_STEPS,
-            help="Of Matryoshka attribution, three passes each. [default: 500]",
-            show_default=False,
-        ),
+        options.number(options.EXPERT, "Of Matryoshka attribution, three passes each. [default: 500]"),
     ] = None,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
@@ -126,12 +108,6 @@ def search_command(
     from mechrl.search.session import ATTEMPTS, SearchSettings, check_continues, prepare
 
     chosen = get_behaviour(behaviour)
-    if holds_on is None:
-        holds_on = "fresh" if chosen.has_fresh else "discovery"
-        if not chosen.has_fresh:
-            say(
-                f"{chosen.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
-            )
     where = resolve_device(device)
     if (
         attempts is None
@@ -145,7 +121,7 @@ def search_command(
         whole_graph=whole_graph,
         prefilter=prefilter,
         thresholds=tuple(threshold) if threshold else THRESHOLDS,
-        holds_on=holds_on,
+        holds_on=on_which_pairs(chosen, holds_on),
         minibatch=minibatch,
         seed=seed,
         attempts=attempts,
@@ -162,10 +138,7 @@ def search_command(
         elif not force:
             warnings = gate.check(loaded, chosen).warnings
         session = prepare(loaded, chosen, settings, about)
-    for warning in warnings:
-        say(f"{chosen.name}: warning: {warning}")
-    if len(session.problem.pairs) < pairs:
-        say(f"{chosen.name} has {len(session.problem.pairs)} discovery pairs, not {pairs}")
+    warn_of(chosen, warnings, len(session.problem.pairs), pairs)
     if state is None:
         say(forecast(session))
 
@@ -198,17 +171,7 @@ def search_command(
             circuit = session.circuit(last_state, complete=False)
     unsaved = keep(circuit, circuit_path)
     if not circuit.complete:
-        if unsaved is not None:
-            answer_kept(circuit, circuit_path, unsaved)
-        else:
-            say(
-                f"interrupted; {circuit_path} holds what was reached. To go on, repeat the command with --resume"
-            )
-        if saving.failed is not None:
-            say(
-                f"interrupted; the state could not be saved ({saving.failed}); --resume goes on from the last one that was"
-            )
-        raise typer.Exit(128 + stopped[0])
+        leave(circuit, circuit_path, unsaved, saving, stopped[0])
     headline = (
         f"{circuit.behaviour} in {circuit.model} by {circuit.method}: {circuit.size} edges ({len(circuit)} before pruning), "
         f"f = {circuit.faithfulness:.3f} on {circuit.pairs} discovery pairs and {circuit.faithfulness_test:.3f} on fresh ones; "
@@ -217,6 +180,23 @@ def search_command(
     if unsaved is None:
         state_path.unlink(missing_ok=True)
     answer_found(circuit, circuit_path, unsaved, headline, as_json)
+
+
+def on_which_pairs(behaviour: Behaviour, asked: names.HoldsOn | None) -> names.HoldsOn:
+    """Those on which f ≥ tau must hold: fresh ones, unless others were asked for or there are too few."""
+    if asked is None and not behaviour.has_fresh:
+        say(
+            f"{behaviour.name} has fewer than ten validation or test pairs: f ≥ tau will hold on the discovery pairs alone"
+        )
+    return asked or ("fresh" if behaviour.has_fresh else "discovery")
+
+
+def warn_of(behaviour: Behaviour, warnings: Sequence[str], got: int, wanted: int) -> None:
+    """What the gate thinks of a behaviour that it lets pass, and a lack of pairs."""
+    for warning in warnings:
+        say(f"{behaviour.name}: warning: {warning}")
+    if got < wanted:
+        say(f"{behaviour.name} has {got} discovery pairs, not {wanted}")
 
 
 def answer_found(

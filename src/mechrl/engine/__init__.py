@@ -1,4 +1,4 @@
-"""The faithfulness of circuits."""
+"""The engine: measures the faithfulness of circuits."""
 
 from mechrl.engine.engine import Engine, Gradient
 from mechrl.engine.ledger import Ledger

@@ -1,11 +1,11 @@
-"""Gradients with respect to edge weights on a CUDA device: a plan, forward and backward, by the fused kernels.
+"""Gradients with respect to edge weights on a CUDA device: runs a plan forward and backward with the fused kernels.
 
-The forward pass keeps every job's normalised stream x̂ and its 1/σ, and what the MLPs computed. The backward pass takes the stages in
-reverse. When it reaches a stage, all streams that read the stage's rows have their gradients, so
+The forward pass keeps every job's normalised stream x̂ and its 1/σ, and the MLPs' intermediate results. The backward pass takes the stages
+in reverse. When it reaches a stage, all streams that read the stage's rows have their gradients, so one kernel gathers both
 
     d(row) = Σ_e w_e · d(stream that edge e feeds)        d/dw_e = row · d(stream that edge e feeds)
 
-are gathered together. The component turns d(row) into d(x̂), the norm turns that into d(stream), which overwrites x̂.
+The component turns d(row) into d(x̂), the norm turns that into d(stream), which overwrites x̂.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mechrl.engine.kernels_backward import Readers
 from mechrl.engine.plan import Heads, Plan, Stage
 from mechrl.models.base import Spec
 
-_LARGEST = 64.0  # an MLP's output gradients are scaled to at most this before they are rounded to float16
-_SMALLEST = 1e-30  # keeps the scale finite where all gradients are 0: for an MLP that only feeds cut edges
+_LARGEST = 64.0  # an MLP's output gradients are scaled to at most this before rounding to float16
+_SMALLEST = 1e-30  # keeps the scale finite where all gradients are 0, for an MLP that only feeds cut edges
 
 
 class FusedGradient(FusedRun):
-    """A plan that shares nothing, for any weights of its edges. `edge`: their entries in the flattened masks."""
+    """A run of a plan without sharing, for any edge weights. `edge`: their indices in the flattened masks."""
 
     _reader: Tensor  # see `Readers`
-    _row_of_edge: Tensor  # [edges] the number of the row that each edge carries
-    _rows: Tensor  # [rows] the numbers of all rows, stage by stage
+    _row_of_edge: Tensor  # [edges] the index of the row that each edge carries
+    _rows: Tensor  # [rows] the indices of all rows, stage by stage
 
     def __init__(self, context: RunContext, plan: Plan) -> None:
         super().__init__(context.for_gradients, plan)
@@ -48,7 +48,7 @@ class FusedGradient(FusedRun):
         self.edge_there = upload([self.edge])
         begin = np.cumsum([0, *(stage.n_tokens for stage in self.stages)]).tolist()
         self.n_streams = begin[-1]
-        # where each stage's streams are
+        # offset of each stage's streams
         self._part = {stage: slice(*at) for stage, at in zip(self.stages, pairwise(begin), strict=True)}
         self._reader = upload([self._streams_of_edges()])
 
@@ -104,9 +104,9 @@ class FusedGradient(FusedRun):
         return self._kept[stage.layer]
 
     def backward(self, grad_final: Tensor, against: Tensor | None = None) -> Tensor:
-        """[edges] d(objective)/d(weight), from d(objective)/d(normalised final streams). Once after each `run`.
+        """[edges] d(objective)/d(weight), from d(objective)/d(normalised final streams). Call once after each `run`.
 
-        With `against`, row · d(stream) takes its rows from the store of that other run.
+        With `against`, the rows in row · d(stream) are taken from the store of that other run.
         """
         store = self.flat if against is None else against
         context = self.context
@@ -163,7 +163,7 @@ class FusedGradient(FusedRun):
 
 
 def gradient_bytes(spec: Spec, edges: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """[C] bytes that gradients of circuits `masks` [C, n] over `edges` need per active token: an upper bound."""
+    """[C] upper bound of the bytes per active token for gradients of circuits `masks` [C, n] over `edges`."""
     graph, (circuit, column) = spec.graph, np.nonzero(masks)
     source, receiver = graph.edge_source[edges[column]], graph.edge_receiver[edges[column]]
 
@@ -186,7 +186,7 @@ class _Rows:
     """The rows of a stage, those at all positions first, and which heads of an attention stage share keys and values."""
 
     jobs: Jobs
-    code: np.ndarray  # [n] their place in the store
+    code: np.ndarray  # [n] their location in the store
 
     def __init__(self, run: FusedGradient, on_device: StageOnDevice, stage: Stage, upload: Uploader) -> None:
         full, last = (stage.full, stage.last) if stage.kind == "mlp" else (stage.heads_full, stage.heads_last)

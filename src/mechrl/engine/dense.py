@@ -5,9 +5,9 @@ The edges of a layer's attention inputs are a rectangle [receivers, sources], so
     x_v = resid_corr(v) + Σ_u M_uv · row(u)        row(u) = a_now(u) − a_corr(u)
 
 and shapes depend only on the model, the pairs and the number of circuits, which is padded to a bucket. On a CUDA device a run is captured
-once as a graph and replayed in one launch. It computes what a plan would skip (dead edges, repetition, positions that are not read); for
-few circuits that is cheaper than planning. The MLP reads the sources that its layer's heads read, and the heads. Its sum over the
-former is one more row of the layer's product, so each layer reads all rows once.
+once as a graph and then replayed in one launch. It computes what a plan would skip (dead edges, repetition, positions that are not read);
+for few circuits that is cheaper than planning. The MLP reads the heads of its layer and the sources that these heads read. Its sum over
+these sources is one more row of the layer's product, so each layer reads all rows only once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mechrl.engine.pairs_cache import PairsCache
 from mechrl.models.base import Model, Spec, rotate
 
 BUCKETS = (1, 4, 16, 64)
-MOST = 16  # circuits in a call; for more, planning pays
+MOST = 16  # circuits per call; planning is faster for more
 
 
 def bucket_of(n: int) -> int:
-    """The smallest bucket that holds so many circuits, else the largest."""
+    """The smallest bucket that holds `n` circuits, else the largest."""
     return next((bucket for bucket in BUCKETS if bucket >= n), BUCKETS[-1])
 
 
 def dense_bytes(spec: Spec, n_tokens: int, n_circuits: int, gradient: bool) -> int:
-    """Bytes of a float32 run: rows and one layer's streams; for gradients all layers' streams, and the gradients of rows."""
+    """Bytes of a float32 run: rows and one layer's streams; for gradients also all layers' streams and the gradients of rows."""
     graph = spec.graph
     stream = n_tokens * spec.d_model
     layer = 3 * graph.receivers_per_layer * stream + 6 * n_tokens * spec.d_mlp
@@ -56,7 +56,7 @@ class Dense:
         self.rows[:, 0] = like
         self._kept: list[
             tuple[Tensor, Tensor]
-        ] = []  # of every stage its streams and what it computed of them
+        ] = []  # the streams of every stage, and what it computed from them
         if gradient:
             self.grad_final = like.new_zeros(n_circuits, cache.n_pairs, like.shape[1])
             self.grad_rows = torch.empty_like(self.rows)
@@ -91,7 +91,7 @@ class Dense:
         mlp.copy_(self._component(stream, lambda x: of_mlp(self.model.normalise(x)) - corrupted.mlp))
 
     def _component(self, stream: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a stage computes from its streams. Gradients need both, so both are kept."""
+        """Computes a stage from its streams. Gradients need both input and output, so both are kept."""
         if not self.gradient:
             return compute(stream)
         with torch.enable_grad():
@@ -106,7 +106,7 @@ class Dense:
         return rectangle, self.masks[:, None, start + (R + 1) * n :][..., : self.graph.n_heads]
 
     def _start(self, layer: int) -> int:
-        """The layer's first edge. The MLP's edges follow the rectangle of attention, first those from the same sources."""
+        """The layer's first edge. The MLP's edges come after the attention rectangle, those from the same sources first."""
         return int(self.graph.receiver_start[self.graph.receiver(layer, "q")])
 
     def _heads(self, layer: int, stream: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Dense:
         return _project(z - corrupted.z, weights.W_o)
 
     def _padded(self, x: Tensor, corrupted: Tensor) -> Tensor:
-        """Scatters active tokens [C, h, N, e] into [C, h, B, T, e]; other positions are those of the corrupted run."""
+        """Scatters active tokens [C, h, N, e] into [C, h, B, T, e]; other positions are filled from the corrupted run."""
         whole = corrupted.flatten(1, 2).expand(len(x), -1, -1, -1)
         if not self.cache.all_active:
             x = whole.index_copy(2, self.cache.token_place, x)
@@ -174,7 +174,7 @@ class Dense:
 
 
 class CudaGraph:
-    """Work of fixed shapes on tensors that stay in place: captured once and replayed on a CUDA device, elsewhere simply called."""
+    """Work with fixed shapes on tensors that stay in place: on a CUDA device captured once and replayed, elsewhere called directly."""
 
     def __init__(self, work: Callable[[], Tensor], device: torch.device) -> None:
         self.work, self.device = work, device
@@ -192,7 +192,7 @@ class CudaGraph:
     def _capture(self) -> None:
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):  # the first call lets libraries allocate their working memory
+        with torch.cuda.stream(aside):  # in the first call, libraries allocate their working memory
             self.work()
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
@@ -250,5 +250,5 @@ def _project(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _pulled(result: Tensor, stream: Tensor, grad: Tensor) -> Tensor:
-    """d/d(stream) from d/d(result). Keeps the graph, which a capture walks more than once."""
+    """d/d(stream) from d/d(result). Keeps the graph, because a capture traverses it more than once."""
     return torch.autograd.grad(result, stream, grad, retain_graph=True)[0]

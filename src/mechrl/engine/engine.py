@@ -1,11 +1,11 @@
 """The faithfulness of circuits: from pairs and masks to logits, KL and f, and to gradients with respect to masks.
 
 Only `Engine` runs the language model under a mask. A mask says for every edge whether the circuit keeps it. A kept edge carries what its
-source computes in this run, a cut edge what it computed on the corrupted prompt; every receiver normalises its own stream.
+source computes in this run, a cut edge what the source computed on the corrupted prompt; every receiver normalises its own stream.
 
     KL = KL(model ‖ circuit) at the prediction position, summed over the vocabulary          f = 1 − mean KL / mean KL_cut
 
-`plan.py` and `pairs_cache.py` say what is skipped, and why the result is the same.
+`plan.py` and `pairs_cache.py` explain what is skipped and why the result is the same.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Gradient:
 class Engine:
     """Runs circuits of one model on one batch of pairs.
 
-    memory_bytes: what a chunk of circuits may use; by default worked out from the device.
-    tf32: on a CUDA device, allow TensorFloat-32 matrix products: about twice as fast, f moves by up to 1e-3.
-    half: on a CUDA device, float16 rows, streams and weights with float32 sums (for gradients, the MLPs alone): as precise as TF32, at
-        half the memory traffic. Meant for training, which measures many circuits and compares with margins.
-    ledger: the ledger to charge, if engines share one.
+    memory_bytes: memory for a chunk of circuits; by default derived from the device.
+    tf32: on a CUDA device, allow TensorFloat-32 matrix products: about twice as fast, changes f by up to 1e-3.
+    half: on a CUDA device, float16 rows, streams and weights with float32 sums (for gradients, in the MLPs only): as precise as TF32, at
+        half the memory traffic. Meant for training, which measures many circuits and tolerates small errors.
+    ledger: the ledger to charge, if several engines share one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Engine:
 
     @cached_property
     def cpu(self) -> CpuBackend:
-        """Plain products: for a CPU, and for what the GPU's kernels do not cover."""
+        """Plain matrix products: for a CPU, and for whatever the GPU's kernels do not support."""
         return CpuBackend(self.model, self.cache, self.readout, self.memory_bytes)
 
     @cached_property
@@ -110,12 +110,12 @@ class Engine:
 
     @property
     def clean_logits(self) -> Tensor:
-        """[batch, V] the model on the clean prompts."""
+        """[batch, V] the model's logits on the clean prompts."""
         return self.cache.clean_logits[self.cache.inverse]
 
     @property
     def corrupt_logits(self) -> Tensor:
-        """[batch, V] the model on the corrupted prompts: the empty circuit."""
+        """[batch, V] the model's logits on the corrupted prompts: the empty circuit."""
         return self.cache.corrupt_logits[self.cache.inverse]
 
     def prefix(self, mask: np.ndarray, edges: np.ndarray | None = None) -> Prefix:
@@ -145,7 +145,8 @@ class Engine:
     ) -> Tensor:
         """[C, batch] KL(model ‖ circuit) of every pair.
 
-        With `prefix`, edges read before `stage` (`Graph.edge_stage`) are those of the prefix's circuit; `edges` may name only later ones.
+        With `prefix`, edges read before `stage` (`Graph.edge_stage`) are those of the prefix's circuit; `edges` may contain only later
+        ones.
         """
         return self._evaluate(masks, edges, self.readout.kl, prefix, stage)
 
@@ -193,7 +194,7 @@ class Engine:
         groups: int | None = None,
         rules: Rules | None = None,
     ) -> list[Gradient]:
-        """`gradient` of several objectives, each charged as if alone. On a CPU they share the forward pass."""
+        """`gradient` for several objectives, each charged as if alone. On a CPU they share the forward pass."""
         values = np.atleast_2d(
             weights.detach().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights)
         )
@@ -202,7 +203,7 @@ class Engine:
         self._charge(len(values) * len(objectives), 1 + BACKWARD_PASSES)
         values = values[:, order]
         if groups is not None and self.fused:
-            raise MechRLError("gradients by groups of pairs are not for a GPU; use one engine a group")
+            raise MechRLError("gradients by groups of pairs do not run on a GPU; use one engine per group")
         if against_full and values.shape[1] != self.graph.n_edges:
             raise MechRLError("against_full needs the whole graph")
         with self._precision():
@@ -269,7 +270,7 @@ class Engine:
             torch.backends.cuda.matmul.allow_tf32 = before
 
     def _edge_set(self, edges: np.ndarray | None) -> tuple[EdgeSet, np.ndarray | slice]:
-        """The edges of a call, ascending, and how to bring masks into that order. Keeps the last one."""
+        """The edges of a call, ascending, and how to reorder masks accordingly. Caches the last set."""
         if edges is None:
             return self.graph.everything, slice(None)
         edges = np.asarray(edges)

@@ -17,22 +17,22 @@ class Estimate:
     """The cost of work on one batch of pairs, over some edges."""
 
     pairs: int
-    active_tokens: int  # (pair, position)s at which circuits differ
+    active_tokens: int  # (pair, position)s at which circuits can differ
     edges: int
     model_bytes: int
     # rows and streams of a circuit of all these edges; a gradient takes about twice as much
     circuit_bytes: int
-    at_once: int  # how many such circuits fit the budget; one runs in any case
+    at_once: int  # how many such circuits fit the budget; one always runs
     seconds_per_pass: float
 
     def seconds(self, passes: float) -> float:
         return passes * self.seconds_per_pass
 
     def line(self) -> str:
-        """For people."""
+        """A summary for the user."""
         size = f"{self.pairs} pairs, {self.edges:,} edges"
-        memory = f"{_size(self.model_bytes)} of weights, {_size(self.circuit_bytes)} a circuit"
-        return f"{size}; {memory}, {max(1, self.at_once):,} at once; {self.seconds_per_pass:.2g} s a pass"
+        memory = f"{_size(self.model_bytes)} of weights, {_size(self.circuit_bytes)} per circuit"
+        return f"{size}; {memory}, {max(1, self.at_once):,} at once; {self.seconds_per_pass:.2g} s per pass"
 
 
 def estimate(engine: Engine, edges: np.ndarray | None = None) -> Estimate:

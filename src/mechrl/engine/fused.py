@@ -1,7 +1,7 @@
 """A plan run by the fused kernels of a CUDA device, for circuits of one batch of pairs or of many (*groups*) at once.
 
-Rows, streams and everything else with tokens are stored back to back in flat tensors [tokens, ..]. A job of group g has the active tokens
-of g's pairs, or one token per pair if only the prediction position is wanted.
+Rows, streams and everything else per token are stored back to back in flat tensors [tokens, ..]. A job of group g has the active tokens
+of g's pairs, or one token per pair if only the prediction position is needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mechrl.models.base import Model
 
 
 class RunContext:
-    """What all runs on the same pairs share: the weights that read the stream, the pairs' cache, where groups begin, working memory."""
+    """Shared by all runs on the same pairs: the weights that read the stream, the pairs' cache, group offsets, working memory."""
 
     def __init__(self, model: Model, cache: PairsCache, bounds: np.ndarray, tf32: bool, half: bool) -> None:
-        """`bounds` [2, groups + 1]: where the active tokens and the pairs of each group begin in the cache.
+        """`bounds` [2, groups + 1]: the offsets of each group's active tokens and pairs in the cache.
 
-        half: rows, normalised streams and weights are float16, with TF32's ten bits and half the traffic; sums and the corrupted run
+        half: rows, normalised streams and weights are float16, with about TF32's precision and half the traffic; sums and the corrupted run
         are float32.
         """
         self.model, self.cache, self.tf32 = model, cache, tf32
@@ -41,12 +41,12 @@ class RunContext:
 
     @staticmethod
     def of(model: Model, cache: PairsCache, tf32: bool, half: bool) -> RunContext:
-        """One group: all pairs."""
+        """A context with a single group: all pairs."""
         return RunContext(model, cache, np.array([[0, cache.n_tokens], [0, cache.n_pairs]]), tf32, half)
 
     @cached_property
     def for_gradients(self) -> RunContext:
-        """For gradients rows and streams are float32; under half precision the MLPs, most of the arithmetic, stay float16."""
+        """For gradients, rows and streams are float32; with `half`, the MLPs (most of the arithmetic) stay float16."""
         if self.dtype == self.model.dtype:
             return self
         first = np.zeros((2, 1), dtype=np.int64)
@@ -74,7 +74,7 @@ class RunContext:
         return pair_of_token
 
     def room(self, name: str, n: int) -> Tensor:
-        """[n, d], reused by the next run."""
+        """A buffer [n, d], reused by the next run."""
         if name not in self._rooms or len(self._rooms[name]) < n:
             self._rooms.pop(name, None)  # free the old one first
             self._rooms[name] = self.cache.input_difference.new_empty(
@@ -100,7 +100,7 @@ class FusedRun:
         plan = self.plan
         slot = np.concatenate([np.zeros(0, dtype=np.int64), *(pool.slot for pool in self.pools)])
         is_last = np.concatenate([np.zeros(0, dtype=bool), *(pool.slot_is_last for pool in self.pools)])
-        self.codes = self.code(slot, is_last)  # [edges] where each summed row is stored
+        self.codes = self.code(slot, is_last)  # [edges] location of each summed row in the store
         self.output = upload([plan.output + 1])
         self.place = upload([self.codes])
         first_edge = np.cumsum([0, *(len(pool.slot) for pool in self.pools)]).tolist()
@@ -111,7 +111,7 @@ class FusedRun:
 
     def code(self, slot: np.ndarray, is_last: np.ndarray | bool) -> np.ndarray:
         """2 · (first token of a row in the store), plus 1 for a row of prediction positions."""
-        # slots of the other store are looked up, too, but not used
+        # slots of the other store are looked up too, but not used
         full, last = self.full_begin.take(slot, mode="clip"), self.last_begin.take(slot, mode="clip")
         return 2 * np.where(is_last, self.n_full + last, full) + is_last
 
@@ -268,16 +268,16 @@ def both(
 
 
 def first_tokens(sizes: np.ndarray) -> np.ndarray:
-    """[n + 1] where each of n blocks of these sizes begins; last, where they end."""
+    """[n + 1] the offsets of n blocks of these sizes; the last entry is the end."""
     begin = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=begin[1:])
     return begin
 
 
 class Upload:
-    """Copies integer arrays to the device in one go; on a GPU, each copy by itself would stall the queue.
+    """Copies integer arrays to the device in one transfer; on a GPU, separate copies would each stall the queue.
 
-    `upload(arrays)` returns their place on the device at once. The contents are there when the `with` block ends.
+    `upload(arrays)` returns their device tensors at once; these are filled when the `with` block ends.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:

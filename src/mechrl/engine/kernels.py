@@ -1,10 +1,10 @@
 """The engine on a CUDA device, in Triton: a stage takes a handful of launches, however many circuits and heads there are.
 
-Two things limit a batch of sparse circuits on a GPU: memory traffic and the host, which has to launch everything. A job that keeps n
-edges must read n rows and write one stream. `mix` does just that, and normalises on the way, where a dense product would read every
+Two things limit a batch of sparse circuits on a GPU: memory traffic, and the host, which has to launch everything. A job that keeps n
+edges has to read n rows and write one stream. `mix` does only that, and normalises in the same kernel; a dense product would read every
 row for every layer. `project` multiplies all jobs of a stage with the weights of their heads in one launch; `attend` runs all heads.
-Each has a slow twin in `mix.py` or `stages.py`. Jobs may belong to different batches of pairs (*groups*), so that one launch serves
-several behaviours; `fused.py` lines them up.
+Each is tested against a slow version in `mix.py` or `stages.py`. Jobs may belong to different batches of pairs (*groups*), so that one
+launch serves several behaviours; `fused.py` arranges them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mechrl.models.base import Attention, Spec
 try:
     import triton
     import triton.language as tl
-except ImportError:  # without CUDA, mix.py and stages.py do the work
+except ImportError:  # without CUDA, mix.py and stages.py are used
     triton = None
 
-MAX_POSITIONS = 128  # a whole prompt's scores are one tile
+MAX_POSITIONS = 128  # the attention scores of a whole prompt are one tile
 _TOKENS_PER_PROGRAM = 4
 
 
@@ -43,9 +43,9 @@ def readers(attention: Attention) -> tuple[Tensor, Tensor]:
 class Jobs:
     """Jobs, or head rows, on the device. Their tokens are back to back in a flat [tokens, ..] tensor.
 
-    The record, all int64: the first token of every job, and the end [n + 1]; its group [n]; its receiver or head [n]. Then, for a pool's
-    jobs, where their edges begin in the run's list of edges [n + 1]; for head rows, their q, k and v jobs [n] each, -1 for the corrupted
-    input.
+    `record`, all int64: the first token of every job, and the end [n + 1]; its group [n]; its receiver or head [n]. Then, for a
+    pool's jobs, where their edges begin in the run's list of edges [n + 1]; for head rows, their q, k and v jobs [n] each, -1 for the
+    corrupted input.
     """
 
     n: int
@@ -68,8 +68,8 @@ def mix(
 ) -> None:
     """The normalised streams of a pool's jobs, from the store `flat`, into `out` [tokens, d].
 
-    `place` is where each edge's row is: 2 · (its first token in the store), plus 1 if the row has prediction positions only. `resid` and
-    `last_token` cover all groups; group g has active tokens bounds[0, g] : bounds[0, g + 1] and pairs bounds[1, g] : bounds[1, g + 1].
+    `place` is the location of each edge's row: 2 · (its first token in the store), plus 1 if the row has prediction positions only. `resid`
+    and `last_token` cover all groups; group g has active tokens bounds[0, g] : bounds[0, g + 1] and pairs bounds[1, g] : bounds[1, g + 1].
     If edges have a `weight`, `scale` [tokens] receives 1/σ of every stream.
     """
     d = flat.shape[1]
@@ -116,7 +116,7 @@ def subtract(jobs: Jobs, x: Tensor, corrupted: Tensor, bounds: Tensor, out: Tens
 
 
 def project(jobs: Jobs, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tf32: bool) -> Tensor:
-    """Writes x [tokens, a], times the weight [heads, a, b] of each job's head, to `out` [tokens, b]."""
+    """Writes x [tokens, a] times the weight [heads, a, b] of each job's head to `out` [tokens, b]."""
     if jobs.n:
         a, b = weight.shape[1:]
         block_n = min(64, max(16, triton.next_power_of_2(b)))
@@ -202,7 +202,7 @@ def attend(
 
 
 if triton is not None:
-    # slices of one shipment begin anywhere: without the second list every alignment would be compiled anew
+    # slices of one upload have any alignment; without the second list, each alignment would be compiled separately
     @triton.jit(do_not_specialize=["n_jobs"], do_not_specialize_on_alignment=["begin", "scale"])
     def _mix_kernel(
         flat,  # [.., d] the store

@@ -24,7 +24,7 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads each row: edges sorted by the row they carry, and where those of each row begin and end."""
+    """Which streams read each row: edges sorted by the row they carry, and where those of each row begin and end."""
 
     stream: Tensor  # [edges] 2 · (first token of the stream that the edge feeds), plus 1 for a stream of prediction positions
     weight: Tensor  # [edges]
@@ -50,7 +50,7 @@ def gather(
     """
     d = store.shape[1]
     if rows.n:
-        # one token and one warp per program: the sum over d, done for each edge, then needs no barrier
+        # one token and one warp per program: then the sum over d, for each edge, needs no barrier
         _gather_kernel[(rows.n * rows.longest,)](
             store,
             streams,
@@ -163,7 +163,7 @@ if triton is not None:
         sums: tl.constexpr,
         block_d: tl.constexpr,
     ):
-        # rows of the same token run together, because they read many of the same streams
+        # rows of the same token run consecutively, because they read many of the same streams
         row, token = tl.program_id(0) % n_rows, tl.program_id(0) // n_rows
         at = tl.load(begin + row) + token
         if at >= tl.load(begin + row + 1):
@@ -172,7 +172,7 @@ if triton is not None:
         code = tl.load(begin + 3 * n_rows + 1 + row)
         column = tl.arange(0, block_d)
         inside = column < d
-        # of a row at all positions, a stream of prediction positions reads only these
+        # of a row at all positions, a stream of prediction positions reads only these tokens
         pair = tl.load(pair_of_token + tl.load(bounds + g) + token, mask=code % 2 == 0, other=0)
         pair = tl.where(code % 2 == 1, token, pair)
         x = tl.load(store + (code // 2 + token) * d + column, mask=inside, other=0.0)

@@ -1,4 +1,4 @@
-"""What a method has spent, in forward passes, the unit in which methods are compared.
+"""Counts what a method has spent in forward passes, the unit in which methods are compared.
 
 A pass is one forward of one circuit on 20 pairs, the paper's batch; a backward costs two. Engines of one search share a ledger. Nothing
 else counts passes.
@@ -16,20 +16,20 @@ BACKWARD_PASSES = 2
 
 @dataclass
 class Bill:
-    """What a `Ledger.free` block would have cost; known when it ends."""
+    """The cost that a `Ledger.free` block would have had; known when the block ends."""
 
     passes: float = 0.0
 
 
 class Ledger:
-    """An account of passes."""
+    """A counter of passes."""
 
     def __init__(self) -> None:
         self._passes = 0.0
 
     @property
     def passes(self) -> float:
-        """The count so far."""
+        """Passes charged so far."""
         return self._passes
 
     def charge(self, passes: float) -> None:
@@ -37,7 +37,7 @@ class Ledger:
         self._passes += passes
 
     def restore(self, passes: float) -> None:
-        """Sets the count to an earlier one: that of the process this one continues, or from before a run that is repeated."""
+        """Sets the count to a saved one: to continue another process, or to repeat a run."""
         self._passes = passes
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Circuits of several behaviours in one call: on a GPU, a call for a few circuits costs as much as one for a hundred."""
+"""Circuits of several behaviours in one call. On a GPU, a call with a few circuits takes as long as one with a hundred."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mechrl.engine.plan import Plan, make_plan
 from mechrl.errors import MechRLError
 from mechrl.graph import EdgeSet
 
-_CIRCUITS_PER_CHUNK = 64  # so that the next chunk is planned while this one runs
-_MEMORY = 3 * 2**30  # bytes of rows in a chunk, or a fifth of what this process may have
-_GRADIENT_MEMORY = 4 * 2**30  # of all that a chunk's gradients need, or three tenths
+_CIRCUITS_PER_CHUNK = 64  # small enough that the next chunk is planned while this one runs
+_MEMORY = 3 * 2**30  # bytes of rows in a chunk; at most a fifth of what this process may use
+_GRADIENT_MEMORY = 4 * 2**30  # bytes for all that a chunk's gradients need; at most three tenths
 
 
 class ManyEngines:
@@ -177,7 +177,7 @@ class ManyEngines:
         return job_there, pair_there
 
     def _some(self, final: Tensor, pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Streams and their pairs, in parts whose logits take a quarter of a gigabyte."""
+        """Streams and their pairs, in parts whose logits take at most a quarter of a gigabyte."""
         step = max(1, 2**26 // self._probs.shape[1])
         return zip(final.split(step), pair.split(step), strict=True)
 

@@ -1,4 +1,4 @@
-"""How many circuits run at once: what they need, what there is, and what to do if it was too much after all."""
+"""How many circuits run at once: memory needed, memory available, and smaller chunks when an estimate was wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def circuit_bytes(spec: Spec, kept: np.ndarray, n_tokens: int, itemsize: int, co
     """[C] bytes for the rows and streams of circuits with `kept` edges each: an upper bound, as if nothing were shared."""
     graph = spec.graph
     rows = np.minimum(kept + 1, graph.n_sources)
-    hidden = 4 * spec.d_mlp / spec.d_model  # of an MLP, in streams
+    hidden = 4 * spec.d_mlp / spec.d_model  # of an MLP, as a multiple of a stream
     streams = 2 * graph.receivers_per_layer + hidden
     total: np.ndarray = (rows * copies + streams) * (n_tokens * spec.d_model * itemsize)
     return total
@@ -43,7 +43,7 @@ def mlp_bytes(spec: Spec, n_tokens: int, itemsize: int) -> int:
 
 
 def share_memory(device: torch.device, processes: int) -> None:
-    """Limits this process to its share of a GPU that several use. Engines use all they may have (`budget`)."""
+    """Limits this process to its share of a GPU used by several. Engines use all they may (`budget`)."""
     # 0.95: CUDA itself takes the rest
     torch.cuda.set_per_process_memory_fraction(0.95 / processes, device.index)
 
@@ -56,7 +56,7 @@ def let_go() -> None:
 
 
 def allowed_memory(device: torch.device) -> float:
-    """Bytes of a GPU that this process may use: all, unless processes share it."""
+    """Bytes of a GPU that this process may use: all, unless several processes share it."""
     _, total = torch.cuda.mem_get_info(device)
     return total * torch.cuda.get_per_process_memory_fraction(device.index)
 
@@ -64,7 +64,7 @@ def allowed_memory(device: torch.device) -> float:
 def consecutive(
     need: np.ndarray, budget: float, most: int, alone: np.ndarray | None = None
 ) -> Iterator[slice]:
-    """Runs of at most `most` circuits whose `need` [C] fits the budget together. A circuit that is to be `alone` gets its own."""
+    """Runs of at most `most` circuits whose `need` [C] fits the budget together. A circuit marked `alone` gets its own run."""
     first, total = 0, 0.0
     for i, size in enumerate(need):
         apart = alone is not None and (alone[i] or alone[i - 1])
@@ -80,7 +80,7 @@ Result = TypeVar("Result")
 
 
 def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator[tuple[slice, Result]]:
-    """Chunks of circuits and their results. A chunk that does not fit into memory after all is halved."""
+    """Yields chunks of circuits and their results. A chunk that turns out too large for the memory is halved."""
     for chunk in chunks:
         todo = [chunk]
         while todo:
@@ -97,4 +97,4 @@ def fitting(chunks: Iterable[slice], run: Callable[[slice], Result]) -> Iterator
             else:
                 yield some, result
                 continue
-            torch.cuda.empty_cache()  # not in the handler: there the exception still holds what did not fit
+            torch.cuda.empty_cache()  # not in the handler: there the exception still holds the tensors

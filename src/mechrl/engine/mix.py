@@ -1,7 +1,7 @@
 """The mix: every job's residual stream, `resid_corr + Σ w · row`, from the store of rows; and its gradients.
 
-With plain tensor operations: the jobs of one circuit are a small matrix product, W [jobs, rows] @ rows [rows, tokens · d], or, if hardly
-any row is read twice, rows are added one by one. On a CUDA device one kernel does all of it instead (`fused.py`).
+Plain tensor operations: the jobs of one circuit are a small matrix product, W [jobs, rows] @ rows [rows, tokens · d]; if hardly any row
+is read twice, rows are added one by one instead. On a CUDA device one kernel does all of this (`fused.py`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Store:
 class Block:
     """The jobs of one owner in one pool. Jobs with the same weights on the same rows are one *stream*."""
 
-    jobs: Tensor | slice  # [j] places in the pool
-    stream: Tensor | None  # [j] stream of every job; None: one stream a job
+    jobs: Tensor | slice  # [j] indices in the pool
+    stream: Tensor | None  # [j] stream of every job; None: one stream per job
     full_slots: Tensor | slice
     last_slots: Tensor | None
     weights: Tensor  # [streams, rows]; rows: full slots first, then last ones
-    sums: list[list[int]] | None  # per stream the full slots to add, if that is cheaper than a matrix product
-    everything: bool  # one stream, which adds all rows so far
+    # per stream, the full slots to add, if that is cheaper than a matrix product
+    sums: list[list[int]] | None
+    everything: bool  # a single stream, which adds all rows so far
     job_place: np.ndarray  # [n] edge e of the block: weight of job job_place[e] ...
     row_place: np.ndarray  # [n] ... on row row_place[e]
-    edge: np.ndarray  # [n] its place in the list of edges
+    edge: np.ndarray  # [n] its index in the list of edges
 
 
 def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
@@ -68,7 +69,7 @@ def blocks(pool: Pool, weight: np.ndarray | None, like: Tensor) -> list[Block]:
         n_full = int(np.searchsorted(rows, 1 << 40))
         if (
             n_full == len(rows) > (rows[-1] + 1 - rows[0]) / 2
-        ):  # most of a range: read all of it rather than gather
+        ):  # most of a range: reading all of it is faster than gathering
             row_place, rows = rows[row_place] - rows[0], np.arange(rows[0], rows[-1] + 1)
             n_full = len(rows)
         dense = np.zeros((len(jobs), len(rows)), dtype=np.float64)

@@ -1,8 +1,8 @@
-"""What the engine computes once for a batch of pairs: the corrupted run, and where the two prompts differ.
+"""What the engine computes once per batch of pairs: the corrupted run, and where the two prompts differ.
 
 Every circuit starts from the corrupted run: a receiver sees `resid_corr(v) + Σ_u M_uv (a_now(u) − a_corr(u))`. Attention is causal, so
-positions before the first token in which a pair's prompts differ are the same in every circuit; those after the prediction position do
-not matter. The engine works on the N (pair, position)s that remain, the *active tokens*, as one flat list.
+positions before the first token in which a pair's prompts differ are the same in every circuit, and those after the prediction position
+do not matter. The engine computes only the N remaining (pair, position)s, the *active tokens*, as one flat list.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PairsCache:
     token_rotary: tuple[Tensor, Tensor] | None  # cos and sin at every active token ...
     last_rotary: tuple[Tensor, Tensor] | None  # ... and at every prediction position
     layout: Tensor  # [B, 3] first active position, number of positions, first active token
-    last_token: Tensor  # [B] place of the prediction position in the list of active tokens
+    last_token: Tensor  # [B] index of the prediction position in the list of active tokens
     last_position: Tensor  # [B]
     input_difference: Tensor  # [N, d] e_clean − e_corr, the input node's row
     layers: tuple[LayerCache, ...]
@@ -77,7 +77,7 @@ class PairsCache:
         return self.n_tokens == self.n_pairs * self.n_positions
 
     def groups(self, n: int) -> tuple[list[slice], list[slice]]:
-        """`n` groups of consecutive pairs, as equal as possible: their places among the pairs and among the active tokens."""
+        """`n` groups of consecutive pairs, as equal in size as possible: their slices of the pairs and of the active tokens."""
         bounds = np.linspace(0, self.n_pairs, n + 1).round().astype(int).tolist()
         first = [*self.layout[:, 2].tolist(), self.n_tokens]
         pairs = [slice(a, b) for a, b in pairwise(bounds)]
@@ -128,7 +128,7 @@ def _join_layers(parts: Sequence[LayerCache], n_positions: int) -> LayerCache:
         return torch.cat([getattr(part, name) for part in parts], axis)
 
     def longer(name: str) -> Tensor:
-        """[.., B, positions, e] to [.., B, n_positions, e]; what is added is never read."""
+        """Pads [.., B, positions, e] to [.., B, n_positions, e]; the padding is never read."""
         states = [getattr(part, name) for part in parts]
         return torch.cat([pad(x, (0, 0, 0, n_positions - x.shape[2])) for x in states], 1)
 

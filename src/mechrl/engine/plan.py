@@ -1,16 +1,16 @@
 """Decides what has to be computed for a set of circuits.
 
 A circuit is a list of kept edges. The plan turns circuits into *jobs* (a receiver's copy of the residual stream, in some circuit) and
-*rows* (a node's output, in some circuit), stage by stage: attention of layer 0, MLP of layer 0, …, logits. It skips, without changing
-any output:
+*rows* (a node's output, in some circuit), stage by stage: attention of layer 0, MLP of layer 0, …, logits. Without changing any output
+it skips
 
 - dead edges, and receivers without kept edges, which stay corrupted;
-- repetition: jobs that sum the same rows are one job, heads with the same q, k and v are one row. Rows are numbered by what they are
-  computed from (value numbering, as in a compiler), so circuits that agree below some layer share everything below it;
-- positions: a row that is only read at the prediction position, directly or through others, is only computed there. A row is needed at
-  all positions if a k or v input reads it, or if a row that is needed at all positions reads it by its q or MLP input.
+- repetition: jobs that sum the same rows are one job; heads with the same q, k and v are one row. Rows are numbered by what they are
+  computed from (value numbering, as in compilers), so circuits that agree below some layer share everything below it;
+- positions: a row that is read only at the prediction position, directly or through others, is computed only there. A row is needed at
+  all positions if a k or v input reads it, or if a row that is needed at all positions reads it through its q or MLP input.
 
-Index arithmetic on numpy arrays; no model, no torch.
+Index arithmetic on numpy arrays only, without model or torch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 
 from mechrl.graph import EdgeSet, Graph, LiveEdges, StageEdges
 
-_CORRUPTED = -1  # in place of a job or row: the corrupted run's
+_CORRUPTED = -1  # stands for the corrupted run's job or row
 
 
 @dataclass(frozen=True)
 class Pool:
     """The jobs of a stage that are computed at the same positions, sorted by receiver. Job j sums edges[start[j]:start[j + 1]]."""
 
-    receiver: np.ndarray  # [J] its place within the stage
+    receiver: np.ndarray  # [J] its index within the stage
     owner: np.ndarray  # [J] a circuit that needs it; jobs of one owner share many rows
     group: np.ndarray  # [J] the batch of pairs it runs on
     start: np.ndarray  # [J + 1]
     slot: np.ndarray  # [n] where each summed row is stored
-    slot_is_last: np.ndarray  # [n] whether that is in the store of prediction positions
-    edge: np.ndarray  # [n] its entry in the flattened masks
+    slot_is_last: np.ndarray  # [n] whether the slot is in the store of prediction positions
+    edge: np.ndarray  # [n] its index in the flattened masks
 
     def __len__(self) -> int:
         return len(self.receiver)
@@ -99,7 +99,7 @@ class _Numbered:
     begin: np.ndarray  # [J] edges of job j: begin[j]:end[j] of the stage's live edges
     end: np.ndarray
     row: np.ndarray  # [live edges] the row that each carries
-    edge: np.ndarray  # [live edges] its entry in the flattened masks
+    edge: np.ndarray  # [live edges] its index in the flattened masks
     first_row: int
     group: np.ndarray  # [J]
     heads: np.ndarray | None = None  # [rows, 5] head, q, k, v job, group
@@ -124,9 +124,9 @@ def make_plan(
 ) -> Plan:
     """Plans a run of the circuits `masks` [C, n] bool over the edges of `edge_set`.
 
-    share: False keeps circuits apart, as weights on edges and gradients require.
-    given: [m] the rows of the first m sources are in slots 0 to m − 1 already; False for a source that stays corrupted.
-    everywhere: compute all rows at all positions, even those that are not read.
+    share: False keeps circuits separate, as edge weights and gradients require.
+    given: [m] the rows of the first m sources are already in slots 0 to m − 1; False for a source that stays corrupted.
+    everywhere: compute all rows at all positions, even where they are not read.
     group: [C] the batch of pairs each circuit runs on. Every live row descends from its group's input row, so groups never share rows or
         jobs.
     """
@@ -163,7 +163,7 @@ def _number(
         row = row_of[c, edges.source]
         edge = c * n_columns + edges.column
 
-        # runs of one (circuit, receiver) each: edges are sorted that way
+        # each run of equal (circuit, receiver) is a job: edges are sorted that way
         key = c * n_receivers + edges.place
         begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
         key_circuit, key_place = np.divmod(key[begin], n_receivers)
@@ -275,7 +275,7 @@ def _lay_out(
 
 
 def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads]:
-    """Head rows needed at all positions, and the others, with job numbers turned into places in the pools."""
+    """Head rows needed at all positions, and the others, with job numbers converted to indices in the pools."""
     assert s.heads is not None and s.full is not None
     place = np.where(s.full, np.cumsum(s.full) - 1, np.cumsum(~s.full) - 1)
     n_q = int((s.full & (s.receiver < graph.n_heads)).sum())
@@ -297,7 +297,7 @@ def _split_heads(graph: Graph, s: _Numbered, row_full: np.ndarray) -> list[Heads
 
 
 def _segments(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of several ranges, back to back, and where each begins in the result; last, the total."""
+    """The indices of several ranges, concatenated, and the offset of each range in the result; the last offset is the total."""
     length = end - begin
     start = np.concatenate([[0], np.cumsum(length)])
     return np.repeat(begin - start[:-1], length) + np.arange(start[-1]), start

@@ -56,10 +56,10 @@ class Readout:
         return torch.cat(value), torch.cat(grad)
 
     def of_nothing(self, values: np.ndarray, objective: Objective) -> tuple[Tensor, Tensor]:
-        """The objective and its gradient if no path leads from the input to the logits: nothing depends on the weights."""
+        """The objective and its gradient if no path leads from the input to the logits: then nothing depends on the weights."""
         value = objective(self.corrupt_logits[None]).detach()
         return value.repeat(len(values), 1), self.log_probs.new_zeros(values.shape)
 
     def _at_once(self, n_bytes: int) -> int:
-        """How many circuits' logits take `n_bytes`."""
+        """How many circuits' logits fit into `n_bytes`."""
         return max(1, n_bytes // self.cache.corrupt_logits.nbytes)

@@ -1,12 +1,12 @@
-"""Rules for the backward pass: the values of components are the model's own, their derivatives are not.
+"""Rules for the backward pass: components compute the model's own values, but pass other derivatives.
 
-The gradient at the clean run misleads where components saturate. These rules change that gradient and nothing else, so attribution by
-them costs what EAP costs. "Held" means treated as a constant; c·x means that the derivative of x is taken c times.
+The gradient at the clean run misleads where components saturate. These rules change only that gradient, so attribution with them costs
+the same as EAP. "Held" means treated as a constant; c·x means that the derivative of x is multiplied by c.
 
     GIM     (Edin et al. 2025) Norms: scale held. Attention: the derivative of softmax at temperature 2, of ¼·q, ¼·k and ½·v. Gated MLPs:
             ½·gate and ½·up.
     RelP    (Rezaei Jafari et al. 2025) Layer-wise relevance propagation. Norms: scale held. Attention: pattern held, so q and k get
-            nothing. MLPs: act(h) = h · [act(h) / h] with the bracket held; gated ones: ½·gate and ½·up.
+            no gradient. MLPs: act(h) = h · [act(h) / h] with the bracket held; gated ones: ½·gate and ½·up.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from mechrl.models.base import MLP, Model
 
-_NEAR_ZERO = 1e-6  # there act(h) / h is act'(0), ½ for GELU and SiLU
+_NEAR_ZERO = 1e-6  # below this, act(h) / h is act'(0), ½ for GELU and SiLU
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs in the backward pass. The scale of norms is always held."""
+    """Changes to the backward pass. The scale of norms is always held."""
 
-    temperature: float  # of softmax's derivative
+    temperature: float  # for softmax's derivative
     query_key: float  # factors
     value: float
     product: float  # of both sides of a gated MLP
@@ -40,7 +40,7 @@ class Rules:
         """[.., queries, e] what heads attend to; `visible` broadcasts against [.., queries, keys]."""
         scores = _times(self.query_key, q) @ _times(self.query_key, k).mT * scale
         scores = scores.masked_fill(~visible, float("-inf"))
-        # the factor undoes that of the chain rule
+        # cancels the factor from the chain rule
         softer = self.temperature * (scores / self.temperature).softmax(-1)
         return _held(scores.softmax(-1), softer) @ _times(self.value, v)
 
@@ -66,7 +66,7 @@ RELP = Rules(temperature=1.0, query_key=0.0, value=1.0, product=0.5, secant=True
 
 
 def _times(factor: float, x: Tensor) -> Tensor:
-    """x, whose derivative is taken `factor` times."""
+    """x, with its derivative multiplied by `factor`."""
     return x if factor == 1 else _held(x, factor * x)
 
 

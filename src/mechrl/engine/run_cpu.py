@@ -1,4 +1,4 @@
-"""Runs plans with plain matrix products: on a CPU, and wherever the kernels of `fused.py` do not apply."""
+"""Runs plans with plain matrix products, on a CPU and wherever the kernels of `fused.py` do not apply."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from mechrl.models.base import Model
 
 @dataclass(frozen=True)
 class Prefix:
-    """The rows of one circuit, kept so that circuits which agree with it below some stage can start there.
+    """The rows of one circuit, kept so that circuits which agree with it below some stage can start from there.
 
-    Edges into a layer do not affect the layers below: a search that edits from the logits downwards runs the lower layers once.
+    Edges into a layer do not affect the layers below, so a search that edits from the logits downwards runs the lower layers only once.
     """
 
     rows: Tensor  # [S, N, d]; zero for a source that stays corrupted
@@ -42,7 +42,7 @@ class Given:
 
 
 class CpuBackend:
-    """Runs plans on one batch of pairs. Keeps the working memory for the next run."""
+    """Runs plans on one batch of pairs. Reuses its working memory between runs."""
 
     def __init__(self, model: Model, cache: PairsCache, readout: Readout, memory_bytes: int | None) -> None:
         self.model, self.cache, self.readout, self._memory = model, cache, readout, memory_bytes
@@ -126,15 +126,15 @@ class CpuBackend:
         return need <= budget(self.model.device, self._memory)
 
     def chunks(self, kept: np.ndarray, copies: int = 1) -> Iterator[slice]:
-        """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
+        """Consecutive circuits, of `kept` edges each, whose rows and streams together fit the budget."""
         device, spec = self.model.device, self.model.spec
         need = circuit_bytes(spec, kept, self.cache.n_tokens, self.model.embedding.element_size(), copies)
-        # on a CPU a circuit that keeps most of the graph is fastest alone: its rows are then contiguous
+        # on a CPU a circuit that keeps most of the graph runs fastest alone, because its rows are then contiguous
         alone = (kept > spec.graph.n_edges / 2) & (device.type == "cpu")
         return consecutive(need, budget(device, self._memory), CIRCUITS_PER_CHUNK, alone)
 
     def store(self, plan: Plan, which: str = "rows") -> Store:
-        """Memory for a plan's rows, or their gradients, reused from run to run: a fresh page costs as much as filling it."""
+        """Memory for a plan's rows, or their gradients. Reused between runs: allocating a fresh page costs as much as filling it."""
         size = Store.size(plan, self.cache.n_tokens, self.cache.n_pairs)
         return Store(plan, self.cache.n_tokens, self.cache.n_pairs, self._room(which, size))
 
@@ -151,17 +151,17 @@ class CpuBackend:
 
 @dataclass(frozen=True)
 class Taped:
-    """At all positions, and at the prediction position alone."""
+    """Tensors at all positions, and at the prediction position only."""
 
     streams: tuple[Tensor, Tensor]
     outputs: tuple[Tensor, Tensor]
 
 
 class CpuRun:
-    """One execution of a plan: the store of rows, stage after stage, and back again for gradients.
+    """One execution of a plan: fills the store of rows, stage by stage, and goes back through the stages for gradients.
 
-    On the way back a stage is computed again, unless it is an MLP and the run `keeps` these: they are most of the arithmetic, and what
-    attention computes of its many streams takes far more room.
+    The backward pass recomputes each stage, unless it is an MLP and the run `keeps` these. MLPs are most of the arithmetic; attention's
+    intermediate results, for its many streams, would take far more memory.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class CpuRun:
         return results
 
     def _taped(self, stage: Stage) -> Taped:
-        """The streams of a stage and what it computes from them, on autograd's tape."""
+        """The streams of a stage and what it computes from them, recorded by autograd."""
         with torch.no_grad():
             streams = self._streams(stage.full, stage, False), self._streams(stage.last, stage, True)
         with torch.enable_grad():

@@ -21,7 +21,7 @@ from mechrl.models.base import Model
 
 
 class GpuBackend:
-    """Runs circuits on one batch of pairs; keeps what they share."""
+    """Runs circuits on one batch of pairs; caches what they share."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class GpuBackend:
         return self.readout.reduced(self.few.final(masks, edge_set.edges), reduce)[1:]
 
     def are_few(self, n: int, gradient: bool) -> bool:
-        """Whether so many circuits are to be run without a plan."""
+        """Whether `n` circuits should run without a plan."""
         spec, n_tokens = self.model.spec, self.cache.n_tokens
         need = dense_bytes(spec, n_tokens, bucket_of(n), gradient)
         return 0 < n <= MOST and not self.half and need <= budget(self.model.device, self._memory)
@@ -116,7 +116,7 @@ class GpuBackend:
         return [result for _, result in fitting(chunks, of_chunk)]
 
     def gradient_run(self, edge_set: EdgeSet, n_circuits: int) -> FusedGradient:
-        """Gradient methods use the same edges over and over, so the last plan stays on the device."""
+        """Gradient methods use the same edges many times, so the last plan is kept on the device."""
         known = self._last_run
         if known is None or known[0] is not edge_set or known[1].plan.n_circuits != n_circuits:
             self._last_run = None  # free the old one first
@@ -126,6 +126,6 @@ class GpuBackend:
         return self._last_run[1]
 
     def chunks(self, kept: np.ndarray) -> Iterator[slice]:
-        """Consecutive circuits, of `kept` edges each, whose rows and streams fit the budget together."""
+        """Consecutive circuits, of `kept` edges each, whose rows and streams together fit the budget."""
         need = circuit_bytes(self.model.spec, kept, self.cache.n_tokens, self.context.dtype.itemsize)
         return consecutive(need, budget(self.model.device, self._memory), CIRCUITS_PER_CHUNK)

@@ -1,7 +1,7 @@
 """What the components of a stage compute: from the normalised streams of its jobs to the rows of its nodes.
 
 A row is a difference from the corrupted run. For a head it is (z − z_corr) W_O; the projection is linear, so the corrupted output is
-never needed. Without gradients, results are written straight into the store; with gradients, nothing is written in place. `rules`
+never needed. Without gradients, results are written directly into the store; with gradients, nothing is written in place. `rules`
 change derivatives, not values.
 """
 
@@ -52,7 +52,7 @@ class AttentionIndex:
 
 
 def attention_index(model: Model, stage: Stage, upload: Callable[[np.ndarray], Tensor]) -> AttentionIndex:
-    """`upload` moves an integer array to the device."""
+    """`upload` copies an integer array to the device."""
     H, G = model.spec.n_heads, model.spec.n_kv_heads
     receiver = stage.full.receiver
     n_q, n_qk = np.searchsorted(receiver, [H, H + G])
@@ -85,7 +85,7 @@ def _head_index(heads: Heads, H: int, G: int, upload: Callable[[np.ndarray], Ten
 
 
 def _groups(head: np.ndarray) -> Groups:
-    """Runs of equal heads in a sorted array."""
+    """Ranges of equal heads in a sorted array."""
     unique, first = np.unique(head, return_index=True)
     bounds = [*first.tolist(), len(head)]
     return [(int(h), bounds[i], bounds[i + 1]) for i, h in enumerate(unique)]
@@ -151,7 +151,7 @@ def attention_stage(
 
     rows_last = x_full.new_empty(0, cache.n_pairs, model.spec.d_model)
     if index.last is not None:
-        # a q input is computed here, unless another head needs it at all positions
+        # a q input is computed here, unless some head needs it at all positions
         q_last = rotate(project(x_last, weights.W_q, weights.b_q, index.q_last), cache.last_rotary)
         pairs = torch.arange(cache.n_pairs, device=x_last.device)
         q_all = torch.cat([corrupted.q[:, pairs, cache.last_position], q_full[:, cache.last_token], q_last])
@@ -194,7 +194,7 @@ def mlp_stage(
 
 
 def _padded(x: Tensor, corrupted: Tensor, head: Tensor, cache: PairsCache) -> Tensor:
-    """Scatters active tokens [J, N, e] into [J, B, T, e]; other positions are those of the corrupted run."""
+    """Scatters active tokens [J, N, e] into [J, B, T, e]; other positions are filled from the corrupted run."""
     shape = (len(x), cache.n_pairs, cache.n_positions, x.shape[-1])
     if cache.all_active or not len(x):
         return x.view(shape)

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with limits, sealed with a checksum, one writer a folder. No heavy imports."""
+"""Files: written whole or not at all, read with limits, protected by checksums, one writer per folder. No heavy imports."""
 
 from mechrl.files.writing import (
     REPEAT,

@@ -1,4 +1,4 @@
-"""One command at a time writes into a folder: two would mix their files. The system drops the lock with the process that holds it."""
+"""Lets one command at a time write to a folder: two would mix their files. The operating system releases the lock when the process ends."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from mechrl.files import CannotWrite, advice
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: nothing is locked there
+except ImportError:  # not a POSIX system: there is no locking
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-_LEFT_BEHIND = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")  # what `write_atomically` leaves when it is killed
-_PLACES = ("", "cells", "records")  # of a folder; what else is in it may be another command's
-_held: set[tuple[str, int]] = set()  # folder and thread: a command may ask for its own folder again
+# temporary files that a killed `write_atomically` leaves
+_LEFT_BEHIND = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")
+_PLACES = ("", "cells", "records")  # of a folder; anything else in it may be another command's
+_held: set[tuple[str, int]] = set()  # folder and thread, so that a command may lock its own folder again
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Holds a folder, or says who does. What was made for the lock alone is removed again."""
+    """Holds the lock of a folder, or says which process does. Folders created only for the lock are removed again."""
     key = (os.path.realpath(folder), threading.get_ident())
     if fcntl is None or key in _held:
         yield
@@ -51,18 +52,18 @@ def only_writer(folder: Path) -> Iterator[None]:
     finally:
         _held.discard(key)
         with suppress(OSError):
-            path.unlink()  # while it is held: whoever opened it meanwhile sees that it is gone
+            path.unlink()  # while it is held: whoever opened it meanwhile notices that it is gone
         os.close(descriptor)
         _remove(made)
 
 
 def _lock(path: Path) -> int:
-    """A descriptor of the file, locked, with our name in it."""
+    """A descriptor of the locked file, with our process named in it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except FileNotFoundError:  # whoever made the folder for its lock removed both just now
+        except FileNotFoundError:  # the process that made the folder for its lock has just removed both
             continue
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -73,13 +74,13 @@ def _lock(path: Path) -> int:
                 holder = os.read(descriptor, 400).decode(errors="replace").strip()
                 by = f" ({holder})" if holder else ""
                 raise MechRLError(
-                    f"{path.parent}: another command is at work there{by}; wait for it, or choose another folder"
+                    f"{path.parent}: another command is writing there{by}; wait for it, or choose another folder"
                 ) from None
-            except OSError:  # a file system without locks: better unguarded than useless
+            except OSError:  # a file system without locks: running unprotected is better than not running
                 return descriptor
-            with suppress(FileNotFoundError):  # its last holder may have removed it before we had it
+            with suppress(FileNotFoundError):  # its last holder may have removed it before we locked it
                 if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                    with suppress(OSError):  # a full disk: then nobody is named
+                    with suppress(OSError):  # a full disk: then no process is named
                         os.ftruncate(descriptor, 0)
                         os.pwrite(descriptor, _who().encode(), 0)
                     return descriptor
@@ -96,7 +97,7 @@ def _who() -> str:
 
 
 def _remove(made: list[Path]) -> None:
-    """Folders that are still empty, the innermost first."""
+    """Removes folders that are still empty, innermost first."""
     with suppress(OSError):
         for place in made:
             place.rmdir()

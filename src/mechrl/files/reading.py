@@ -1,6 +1,6 @@
-"""How files are read: none that never ends, none that fills the memory, and whatever is wrong with one is a ValueError.
+"""Reads files with limits: no file that never ends or fills the memory; anything wrong with the content is a ValueError.
 
-What the system says (no such file, no permission) stays an OSError: readers tell people of it in their own words.
+Operating-system errors (no such file, no permission) stay OSErrors, which callers report in their own words.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ T = TypeVar("T")
 
 
 def check_regular(path: Path | str) -> None:
-    """Refuses what is there and is neither a file nor a folder: a FIFO keeps its reader waiting, a device may never end."""
+    """Refuses a path that exists and is neither a file nor a folder: a FIFO blocks its reader, a device may never end."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
-        return  # not there, or out of reach: whoever opens it finds out
+        return  # missing or inaccessible: opening it will report that
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise MechRLError(f"{path}: not a regular file; give the path of one")
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """All of a regular file, if it is not larger than that. A compressed one as what it holds."""
+    """All of a regular file of at most `most` bytes, decompressed if it is compressed."""
     check_regular(path)
-    with open(
-        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
-    ) as file:  # what it is may have changed just now
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # it may have been replaced just now
         content = file.read(most + 1)
     if len(content) > most:
         raise MechRLError(
-            f"{path}: larger than {most / 2**20:,.0f} MB, which nothing that MechRL reads is; check the path"
+            f"{path}: larger than {most / 2**20:,.0f} MB, the most that MechRL reads; check the path"
         )
     return unzip(content, path) if content.startswith(_GZIP) else content
 
@@ -55,11 +53,11 @@ def file_checksum(path: Path) -> str:
 
 
 def unzip(content: bytes, path: Path) -> bytes:
-    """The text that was compressed. Refuses what would become far larger than text does."""
+    """Decompresses text. Refuses input that would become far larger than text does."""
     most = max(_MOST_ONCE, _MOST_RATIO * len(content))
     whole, rest = bytearray(), content
     try:
-        while rest:  # a file may be several, one after the other
+        while rest:  # a file may contain several compressed streams
             machine = zlib.decompressobj(wbits=31)
             while not machine.eof:
                 if not rest:
@@ -68,7 +66,7 @@ def unzip(content: bytes, path: Path) -> bytes:
                 rest = machine.unconsumed_tail
                 if len(whole) > most:
                     raise MechRLError(
-                        f"{path}: compressed, and more than {most / 2**20:,.0f} MB without; check where it comes from"
+                        f"{path}: more than {most / 2**20:,.0f} MB once decompressed; check where it comes from"
                     )
             rest = machine.unused_data.lstrip(b"\0")
     except zlib.error as exc:
@@ -77,7 +75,7 @@ def unzip(content: bytes, path: Path) -> bytes:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON, refused where it is nested more deeply than anything is."""
+    """Parses JSON, but refuses extreme nesting."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -89,26 +87,26 @@ def read_json(path: Path) -> Any:
 
 
 def count(value: Any) -> int:
-    """A whole number from 0 on, and True is none."""
+    """A whole number from 0 on; True is refused."""
     if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
+        raise ValueError(f"{str(value)[:40]!r} is not a count")
     return value
 
 
 def number(value: Any) -> float:
-    """A finite number, and True is none."""
+    """A finite number; True is refused."""
     if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no number, or far too large")
+        raise ValueError(f"{str(value)[:40]!r} is not a number, or far too large")
     return float(value)
 
 
 def made_of(cls: type[T], known: Any) -> T:
-    """A dataclass from a JSON object whose fields must be of the kind of their defaults: numbers finite, counts from 1 on.
+    """Builds a dataclass from a JSON object. Each field must have the type of its default: numbers finite, counts from 1 on.
 
-    A field without a default is a count, and must be there.
+    A field without a default is a required count.
     """
     if not isinstance(known, dict):
-        raise ValueError(f"{cls.__name__}: a JSON object is wanted")
+        raise ValueError(f"{cls.__name__}: expected a JSON object")
     kinds = {field.name: 1 if field.default is MISSING else field.default for field in fields(cls)}  # type: ignore[arg-type]
     for name, value in known.items():
         if name not in kinds:
@@ -120,7 +118,7 @@ def made_of(cls: type[T], known: Any) -> T:
             right = isinstance(value, int) and 1 <= value <= _LARGEST
         elif isinstance(default, str):
             right = isinstance(value, str)
-        else:  # a number, or None where it may be left out
+        else:  # a number, or None where that is allowed
             right = isinstance(value, int | float) and abs(value) <= _LARGEST and math.isfinite(value)
             right = right or (default is None and value is None)
         if not right:

@@ -1,4 +1,4 @@
-"""A save that fails is not the end: it is said, the work goes on, and saving is tried again. No heavy imports."""
+"""A failed save does not end the work: it is reported once, the work goes on, and saving is retried. No heavy imports."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ PATIENCE, RETRY = 600.0, 2.0
 
 
 class Saving:
-    """Of something that is saved again and again. `failed`: why the last attempt did, or None."""
+    """For something that is saved repeatedly. `failed`: why the last attempt failed, or None."""
 
     def __init__(self) -> None:
         self.failed: CannotWrite | None = None
 
     def attempt(self, save: Callable[[], None]) -> bool:
-        """Whether it could be saved. A reason is said once, not at every attempt."""
+        """Whether saving succeeded. A failure is reported once, not at every attempt."""
         before, self.failed = self.failed, not_saved(save)
         if self.failed is not None and str(self.failed) != str(before):
-            say(f"{str(self.failed).removesuffix(REPEAT)}. The work goes on, and saving is tried again")
+            say(f"{str(self.failed).removesuffix(REPEAT)}. The work continues, and saving will be retried")
         if self.failed is None and before is not None:
             say("saving works again")
         return self.failed is None
 
 
 def not_saved(save: Callable[[], None]) -> CannotWrite | None:
-    """Tries once; why it could not be done."""
+    """Tries once; returns why it failed, or None."""
     try:
         save()
     except CannotWrite as exc:
@@ -42,7 +42,7 @@ def patiently(
     stopping: Callable[[], bool] = lambda: False,
     waiting: Callable[[CannotWrite], None] = lambda failed: None,
 ) -> None:
-    """What took hours is not lost to a disk that is full for minutes: tried for ten of them, or until somebody asks to stop."""
+    """Retries for ten minutes, or until asked to stop: hours of work should not be lost because a disk is full for minutes."""
     saving, until = Saving(), time.monotonic() + PATIENCE
     while not saving.attempt(save):
         assert saving.failed is not None

@@ -1,4 +1,4 @@
-"""Arrays and a few texts in one safetensors file, with a checksum of both: whatever has changed in it is noticed when it is read."""
+"""Arrays and a few texts in one safetensors file with a checksum of both, so that any change is detected on reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from mechrl.files.reading import MOST, check_regular
 
-_SEAL = "sha256"  # an array like the others
+_SEAL = "sha256"  # stored as one of the arrays
 
 
 def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
@@ -25,7 +25,7 @@ def sealed(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
 
 
 def _in_order(file: bytes) -> bytes:
-    """The same file with its texts sorted: safetensors writes them in any order, but the same content must be the same file."""
+    """The same file with its texts sorted: safetensors writes them in any order, but equal content must give equal files."""
     start = 8 + int.from_bytes(file[:8], "little")
     header = json.loads(file[8:start])
     header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
@@ -35,7 +35,7 @@ def _in_order(file: bytes) -> bytes:
 
 
 def read_sealed(path: Path, needed: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What was put into it, and a ValueError if it is not that. Not `needed`: a file without a checksum is taken as it is."""
+    """The arrays and texts; a ValueError if the file is damaged. With `needed=False` a file without a checksum is accepted."""
     check_regular(path)
     if os.stat(path).st_size > MOST:
         raise ValueError(f"larger than {MOST / 2**20:,.0f} MB")
@@ -47,13 +47,13 @@ def read_sealed(path: Path, needed: bool = True) -> tuple[dict[str, np.ndarray],
         SafetensorError,
         TypeError,
         AttributeError,
-    ) as exc:  # no such file, or a kind of number that numpy does not have
+    ) as exc:  # no such file, or a dtype that numpy does not have
         raise ValueError(f"not a safetensors file, or damaged ({exc})") from exc
     seal = arrays.pop(_SEAL, None)
     if seal is None and not needed:
         return arrays, texts
     if seal is None or not np.array_equal(seal, _checksum(arrays, texts)):
-        raise ValueError("it has changed since it was written")
+        raise ValueError("the file has changed since it was written")
     return arrays, texts
 
 

@@ -1,4 +1,4 @@
-"""How files are written: whole or not at all, and only where a file may be. No heavy imports."""
+"""Writes files whole or not at all, and only where a file may be. No heavy imports."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _ADVICE = {
 
 
 class CannotWrite(MechRLError):
-    """The disk is full, a limit is reached, or the place is none: what was to be written is still in memory."""
+    """The disk is full, a limit is reached, or the path cannot hold a file. What was to be written is still in memory."""
 
 
 def advice(number: int | None) -> str:
-    """What to do about a system's error."""
+    """How to fix an operating-system error."""
     return _ADVICE.get(number or 0, f"check the path{REPEAT}")
 
 
 def cache_folder() -> Path:
-    """The folder for what is fetched or derived: $MECHRL_CACHE, else $XDG_CACHE_HOME/mechrl, else ~/.cache/mechrl."""
+    """The folder for downloads and derived data: $MECHRL_CACHE, else $XDG_CACHE_HOME/mechrl, else ~/.cache/mechrl."""
     if own := os.environ.get("MECHRL_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mechrl"
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuses what is there and is no regular file: replacing a FIFO or a device breaks whoever uses it, and a link may point anywhere."""
+    """Refuses to replace anything but a regular file: replacing a FIFO or a device breaks its users, and a link may point anywhere."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
-        return  # not there, or out of reach: whoever writes finds out
+        return  # missing or inaccessible: writing will report that
     if not stat.S_ISREG(mode):
         raise CannotWrite(
             f"{path}: cannot be written (it is {_kind(mode)}, not a regular file); choose another name"
@@ -66,19 +66,19 @@ def _kind(mode: int) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Whoever reads `path` sees the old file or the new one, never half of one."""
+    """Readers of `path` see the old file or the new one, never half of one."""
     check_replaceable(path)
     temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a name that nobody else has: a link that waits there is not followed, and two threads do not share one
+        # a unique name: an existing link of that name is not followed, and two threads do not share one
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as exc:  # Ctrl-C too leaves nothing behind
-        with suppress(OSError):  # there may be no such file, nor a folder for it
+    except BaseException as exc:  # also on Ctrl-C, leave nothing behind
+        with suppress(OSError):  # the file or its folder may not exist
             temporary.unlink()
         if not isinstance(exc, OSError):
             raise
@@ -89,7 +89,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder that cannot be written to before the work is done, not after it."""
+    """Refuses a folder that cannot be written to, before any work is done."""
     _check_place(folder, folder)
 
 

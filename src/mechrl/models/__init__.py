@@ -1,4 +1,4 @@
-"""Language models as components: `load_model` is the way in."""
+"""Language models as components; `load_model` loads one."""
 
 from mechrl.models.base import Model, Spec
 from mechrl.models.loading import catalogue, load_model, resolve_device

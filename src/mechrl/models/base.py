@@ -1,7 +1,7 @@
 """A language model as components: what each node computes from its own copy of the residual stream.
 
-Two things are done here for every architecture. Norm gains and shifts are folded into the weights that read the normalised stream,
-W(γ·x̂ + β) + b = (Wγ)x̂ + (Wβ + b): norms then have no parameters, and all receivers of a layer can share one. And q, k, v and the
+Two transformations apply to every architecture. Norm gains and shifts are folded into the weights that read the normalised stream,
+W(γ·x̂ + β) + b = (Wγ)x̂ + (Wβ + b), so norms have no parameters and all receivers of a layer can share one. And q, k, v and the
 output projection are stored per head, because a head is a node.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a model: all that the graph and the engine need to know."""
+    """The shape of a model: everything about it that the graph and the engine need."""
 
     architecture: Literal["gpt2", "llama"]
     n_layers: int
@@ -61,7 +61,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """One layer's MLP, the norm folded in. `W_gate` is None if the MLP has no gate."""
+    """One layer's MLP, with the norm folded in. `W_gate` is None for an MLP without a gate."""
 
     W_in: Tensor  # [d, m]
     b_in: Tensor  # [m]
@@ -105,8 +105,8 @@ def check_activation(name: str) -> str:
 class Model:
     """A frozen language model, as `load_model` returns it.
 
-    `embedding` is the input node. Positions are learned (`position`) or rotary (`inverse_frequency`) and belong to no node. The last
-    norm is not folded: only one position is unembedded.
+    `embedding` is the input node. Positions are learned (`position`) or rotary (`inverse_frequency`) and belong to no node. The final
+    norm is not folded, because only one position is unembedded.
     """
 
     name: str
@@ -122,17 +122,17 @@ class Model:
     unembedding: Tensor  # [V, d]
     checksum: str = ""  # sha256 over the weights as loaded
     tokenizer: Tokenizer | None = None
-    # of the hub's repository, if the model came from there: tomorrow the same name may mean other weights
+    # of the hub's repository, if the model came from there; the same name may later have other weights
     commit: str | None = None
 
     @property
     def graph(self) -> Graph:
-        """What can be cut."""
+        """The graph of what can be cut."""
         return self.spec.graph
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.embedding.device
 
     @property
@@ -170,7 +170,7 @@ class Model:
         return x.mul_(mean_square.add_(self.spec.eps).rsqrt_())
 
     def rotary(self, position: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and sin [..., e / 2] of rotary positions; None for a model without."""
+        """cos and sin [..., e / 2] of rotary positions; None for a model without them."""
         if self.inverse_frequency is None:
             return None
         angle = position[..., None].to(self.inverse_frequency.dtype) * self.inverse_frequency
@@ -209,7 +209,7 @@ def by_head(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 class Weights:
-    """The tensors of a checkpoint, handed out one by one, their shapes checked. An error names the tensor that is missing or misshapen."""
+    """The tensors of a checkpoint, with their shapes checked. An error names the tensor that is missing or misshapen."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
         self._tensors, self._where = tensors, where
@@ -227,7 +227,7 @@ class Weights:
             raise MechRLError(
                 f"{self._where}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {shape}"
             )
-        # norms are folded in at float32 or better; a float64 checkpoint stays exact, which tests rely on
+        # norms are folded in at float32 or better; a float64 checkpoint stays exact, which the tests rely on
         return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
     def optional(self, key: str, *shape: int) -> Tensor | None:

@@ -1,6 +1,6 @@
-"""Reads a model's shape from config.json, without `transformers`: importing that takes longer than loading a small model.
+"""Reads a model's shape from config.json, without `transformers`, which takes longer to import than a small model takes to load.
 
-Fields have the names and defaults of `transformers`. Sizes have no default; a config that omits one is refused.
+Fields have the names and defaults of `transformers`. Sizes have no default: a config that omits one is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def read_config(known: dict[str, Any]) -> Config:
-    """The shape that config.json describes. A ValueError says what is wrong with it."""
+    """The shape that config.json describes. A ValueError says what is wrong with the file."""
     kind = known["model_type"]
     sizes = _GPT2 if kind == "gpt2" else _LLAMA
     missing = [name for name in sizes if known.get(name) is None]

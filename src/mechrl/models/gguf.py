@@ -63,7 +63,8 @@ def read(path: str | Path) -> tuple[Config, dict[str, Tensor], Tokenizer | None]
                 array = _unpermute(array, config.num_attention_heads)
             elif name.endswith(("k_proj.weight", "k_proj.bias")):
                 array = _unpermute(array, config.num_key_value_heads)
-        tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy; the file is mapped
+        # a copy, because the file is memory-mapped
+        tensors[name] = torch.from_numpy(np.array(array, dtype=np.float32))
     return config, tensors, _tokenizer(path, meta)
 
 
@@ -147,9 +148,9 @@ def _dequantise(path: str | Path, tensor: Any) -> np.ndarray:
 
 
 def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
-    """Undoes llama.cpp's order of each head's rows of q and k: it rotates neighbouring pairs, we rotate halves."""
+    """Undoes llama.cpp's reordering of each head's rows of q and k: it rotates neighbouring pairs, we rotate halves."""
     if array.shape[0] % (2 * heads):
-        return array  # the wrong shape; building the model reports it better
+        return array  # wrong shape; building the model gives the better error
     return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -187,9 +188,9 @@ def byte_level_bpe(
     try:
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         check_merges(vocab, pairs)
-        # Llama 3 takes a word of the vocabulary whole, whether or not merges lead there
+        # Llama 3 takes a word that is in the vocabulary whole, even if no merges produce it
         bpe = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
-    except Exception as exc:  # the library raises nothing narrower
+    except Exception as exc:  # the library raises nothing more specific
         raise MechRLError(
             f"{where}: the tokenizer's tokens and merges do not fit together; fetch it again"
         ) from exc
@@ -203,7 +204,7 @@ def byte_level_bpe(
 
 
 def check_merges(vocab: Any, pairs: list[tuple[str, str]]) -> None:
-    """Refuses what would crash the library: merges of tokens, or into tokens, that the vocabulary lacks."""
+    """Refuses merges of tokens, or into tokens, that the vocabulary lacks: they would crash the library."""
     if not all(left in vocab and right in vocab and left + right in vocab for left, right in pairs):
         raise ValueError("a merge of tokens that are not in the vocabulary")
     if not all(isinstance(token, str) and type(i) is int and 0 <= i < 2**32 for token, i in vocab.items()):

@@ -15,7 +15,8 @@ def from_checkpoint(name: str, config: Any, tensors: Mapping[str, Tensor]) -> Mo
     """Builds the model from its config (ours or a `transformers` one) and the tensors of its checkpoint.
 
     Saved models prefix their keys with `transformer.`. The hub's original file does not; it has `attn.bias` buffers (the causal mask)
-    instead, which are ignored.
+    Saved models prefix their keys with `transformer.`. The hub's original file does not, and also has `attn.bias` buffers (the causal
+    mask), which are ignored.
     """
     tensors = {
         key.removeprefix("transformer."): value

@@ -1,4 +1,4 @@
-"""Llama and its kin (SmolLM2, Mistral, Qwen2): RMSNorm, rotary positions, grouped-query attention, gated MLP."""
+"""Llama and related models (SmolLM2, Mistral, Qwen2): RMSNorm, rotary positions, grouped-query attention, gated MLP."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _mlp(w: Weights, prefix: str, spec: Spec, activation: str) -> MLP:
 
 
 def rotary(config: Any) -> tuple[Tensor, float]:
-    """Inverse frequencies θ^(−2i/e) [e / 2], and the factor on cos and sin. Scaled ones are computed by `transformers`."""
+    """Inverse frequencies θ^(−2i/e) [e / 2], and the factor on cos and sin. `transformers` computes the scaled ones."""
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         e = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

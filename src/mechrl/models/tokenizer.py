@@ -1,13 +1,13 @@
-"""One interface to every tokenizer: text to ids and back, and the token that opens a prompt (BOS).
+"""One interface to every tokenizer: text to ids and back, and the token that starts a prompt (BOS).
 
-Models differ in whether a prompt opens with a token, and a wrong choice fails silently: Qwen2 wants none, and does worse with one. The
-first of these that says anything decides:
+Models differ in whether a prompt starts with a special token, and a wrong choice fails silently: Qwen2 uses none, and does worse with one.
+The first of these that is defined decides:
 
 1. `add_bos_token`, in tokenizer_config.json or in the GGUF;
 2. the tokenizer's post-processor, if it prepends a special token;
-3. the family: Qwen2 opens with none;
+3. the family: Qwen2 uses none;
 4. the default: <|endoftext|> if the vocabulary has it, else the declared BOS. GPT-2 and SmolLM2 separate documents with <|endoftext|>
-   in pretraining (the <|im_start|> that SmolLM2 declares opens a chat turn), and position 0, an attention sink, wants the same token.
+   in pretraining (the <|im_start|> that SmolLM2 declares starts a chat turn), and position 0, an attention sink, needs the same token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mechrl.errors import MechRLError
 from mechrl.names import Bos
 
 PROMPT_OPENER = "<|endoftext|>"
-_WITHOUT = ("qwen2",)  # families whose prompts open with no token
+_WITHOUT = ("qwen2",)  # families whose prompts start with no special token
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Tokenizer:
 
     backend: Backend
     bos: int | None
-    opener: int | None = None  # what `bos` would be if prompts opened with a token
-    said: str = ""  # who decided whether they do
+    opener: int | None = None  # the token that `bos` would be if prompts started with one
+    said: str = ""  # which of the rules decided
 
     @classmethod
     def of(
         cls, backend: Backend, named: str | int | None, add: object = None, family: str = "", where: str = ""
     ) -> Self:
-        """By the model's convention. `named`: its declared BOS; `add`: its `add_bos_token`, if any, found in `where`."""
+        """Follows the model's convention. `named`: its declared BOS; `add`: its `add_bos_token`, if any, found in `where`."""
         declared = backend.token_to_id(named) if isinstance(named, str) else named
         usual = backend.token_to_id(PROMPT_OPENER)
         usual = declared if usual is None else usual
@@ -54,7 +54,7 @@ class Tokenizer:
         return cls(backend, usual, usual, "the model says nothing about it")
 
     def opened(self, choice: str) -> Self:
-        """The same tokenizer with a first token (`yes`), without one (`no`), or by the model's convention (`auto`)."""
+        """The same tokenizer with a first token (`yes`), without one (`no`), or following the model's convention (`auto`)."""
         if choice not in get_args(Bos):
             raise MechRLError(f"unknown --bos {choice!r}; choose auto, yes or no")
         if choice == "auto":
@@ -72,17 +72,17 @@ class Tokenizer:
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt: `bos`, if the model wants one, then the text."""
+        """Token ids of a prompt: `bos`, unless that is None, then the text."""
         return [*([] if self.bos is None else [self.bos]), *self.encode(text)]
 
     @property
     def opening(self) -> str:
-        """The token that opens prompts, as text; empty if none does."""
+        """The token that starts prompts, as text; empty if none does."""
         return "" if self.bos is None else self.backend.id_to_token(self.bos) or ""
 
     @property
     def opener_text(self) -> str:
-        """The token that could open prompts, as text; empty if there is none."""
+        """The token that could start prompts, as text; empty if there is none."""
         return "" if self.opener is None else self.backend.id_to_token(self.opener) or ""
 
     def single(self, text: str) -> int | None:
@@ -100,6 +100,7 @@ def _put_in_front(backend: Backend) -> int | None:
     """The special token that the tokenizer's post-processor prepends, if any."""
     try:
         encoded = backend.encode("a")
-    except Exception:  # raised as such by the library if the vocabulary has neither "a" nor an unknown token
+    # the library raises a plain Exception if the vocabulary has neither "a" nor an unknown token
+    except Exception:
         return None
     return encoded.ids[0] if encoded.ids and encoded.special_tokens_mask[0] else None

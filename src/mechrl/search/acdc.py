@@ -8,15 +8,15 @@
         for u in sources that v reads, late to early:
             cut u → v
             now = KL(M)                             # one pass
-            if now − kl < threshold:                # signed: a fall always counts
+            if now − kl < threshold:                # signed: a fall in KL always passes
                 kl = now
             else:
                 put u → v back
 
-That is the whole algorithm. The rest of this file makes it fast. Outcomes can be guessed: nearly every edge goes, and those that stay
-mostly have a high attribution score. So the next tests are measured in one call, each on top of the guessed outcomes of all before it,
-and everything after the first wrong guess is discarded. Decisions and KLs are those of the loop above, and so are the passes charged;
-`evaluated` also counts the discarded circuits.
+That is the whole algorithm; the rest of this file makes it fast. Outcomes can be guessed: nearly every edge is cut, and those that stay
+mostly have a high attribution score. So the next tests are measured in one call, each on top of the guessed outcomes of all tests before
+it, and everything after the first wrong guess is discarded. Decisions, KLs and charged passes are those of the loop above; `evaluated`
+also counts the discarded circuits.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from mechrl.search.problem import Problem, State
 from mechrl.search.select import receivers_of
 
 THRESHOLDS = (0.001, 0.003, 0.01)
-_FEWEST, _MOST = 4, 512  # circuits of one speculative call
+_FEWEST, _MOST = 4, 512  # circuits in one speculative call
 _TESTS_PER_MINIBATCH = 256
-_SEEN = 512  # past tests that guesses are based on
+_SEEN = 512  # number of past tests that guesses are based on
 
 
 def acdc(problem: Problem, state: State | None = None, threshold: float = 0.01) -> State:
@@ -53,7 +53,7 @@ def acdc_sweep(
     """ACDC at several thresholds: the smallest pruned circuit that reaches tau, else the most faithful one.
 
     `extra` keeps each threshold's circuit: `mask.T`, `order.T`, `faithfulness.T`, `tested.T`, `evaluated.T`. A finished sweep that
-    resumes with another tau only chooses again.
+    resumes with another tau only chooses again among these.
     """
     found = {} if state is None else {key: value for key, value in state.extra.items() if "." in key}
     inner = None if state is None or state.done else state
@@ -94,7 +94,7 @@ def _run(problem: Problem, state: State | None, threshold: float, dress: Callabl
 
 
 class _Walk:
-    """The state of ACDC. Edges are places among the candidates. These ascend, so the walk simply counts `position` down."""
+    """The state of ACDC. Edges are given as indices into the candidates. These ascend, so the walk only counts `position` down."""
 
     def __init__(self, problem: Problem, state: State | None) -> None:
         self.problem = problem
@@ -142,9 +142,9 @@ class _Walk:
         return State(self.alive.copy(), list(self.order), self._faithfulness(done), extra, done, note)
 
     def step(self, threshold: float) -> None:
-        """One speculative call: decides as many edges as it can."""
+        """One speculative call: decides as many edges as possible."""
         limit = self.batch
-        if self.problem.minibatch is not None:  # a call ends with its minibatch
+        if self.problem.minibatch is not None:  # a call does not go beyond its minibatch
             limit = min(limit, _TESTS_PER_MINIBATCH - self.tested % _TESTS_PER_MINIBATCH)
         places, stays = self._upcoming(limit)
         if not len(places):
@@ -153,13 +153,13 @@ class _Walk:
         engine = self._engine()
         with engine.ledger.free():  # charged below
             kl = self._measure(engine, places, stays)
-        # each test starts from the KL of the last removal that was guessed before it
+        # each test starts from the KL of the last edge before it that is guessed to be cut
         removal = np.where(stays, -1, np.arange(len(places)))
         base = np.append(self.kl, kl)[np.append(-1, np.maximum.accumulate(removal)[:-1]) + 1]
         refused = ~(kl - base < threshold)
         wrong = refused != stays
         n_tested = int(wrong.argmax()) + 1 if wrong.any() else len(places)
-        # charge the algorithm's tests, not all that was measured
+        # charge the algorithm's tests, not everything that was measured
         engine.ledger.charge(n_tested * engine.n_pairs / PAIRS_PER_PASS)
         self.evaluated += len(places)
         self.trace[self.tested : self.tested + n_tested] = kl[:n_tested]
@@ -167,7 +167,7 @@ class _Walk:
         for place, stay, now in zip(
             places[:n_tested].tolist(), refused[:n_tested].tolist(), kl[:n_tested].tolist(), strict=True
         ):
-            self._pass_by(place + 1)  # places between were dropped with their receiver
+            self._pass_by(place + 1)  # the edges in between were cut with their receiver
             if stay:
                 self.position = place
             else:
@@ -175,7 +175,7 @@ class _Walk:
                 self.kl = now
         self._learn(places[:n_tested], refused[:n_tested])
         if n_tested < len(places):
-            # follow the length of runs; on a GPU overshoot, because half-empty calls cost as much as full ones
+            # follow the length of correct runs; overshoot on a GPU, because half-empty calls cost as much as full ones
             eager = 2 if engine.model.device.type == "cuda" else 1
             self.batch = max(_FEWEST, (self.batch + eager * n_tested) // 2)
         else:
@@ -184,9 +184,9 @@ class _Walk:
             self.kl = self._start()  # the current KL on the next pairs
 
     def _upcoming(self, limit: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next places to test, at most `limit`, and which of them are guessed to stay.
+        """The next candidates to test, at most `limit`, and which of them are guessed to stay.
 
-        Skips receivers that will have been dropped by then if the guesses are right.
+        Skips receivers that will have been cut by then if the guesses are right.
         """
         out, position, tested, n = self.out.copy(), self.position, [np.zeros(0, dtype=np.int64)], 0
         while position > 0 and n < limit:
@@ -203,20 +203,20 @@ class _Walk:
         return places, self.strength[places] >= self.cut
 
     def _learn(self, places: np.ndarray, refused: np.ndarray) -> None:
-        """Sets `cut`, the score from which an edge is guessed to stay, to what would have erred least on past tests."""
+        """Sets `cut`, the score from which an edge is guessed to stay, to the value with the fewest errors on past tests."""
         self.seen = (
             np.append(self.seen[0], self.strength[places])[-_SEEN:],
             np.append(self.seen[1], refused)[-_SEEN:],
         )
         order = np.argsort(-self.seen[0], kind="stable")
         strength, stayed = self.seen[0][order], self.seen[1][order]
-        # if the i strongest are guessed to stay, errors are the removed among them and the kept among the others
+        # if the i highest are guessed to stay, the errors are those of them that were cut, and the others that stayed
         errors = np.append(0, np.cumsum(~stayed)) + np.append(np.cumsum(stayed[::-1])[::-1], 0)
         best = int(errors.argmin())
         self.cut = np.inf if best == 0 else float(strength[best - 1])
 
     def _pass_by(self, place: int) -> None:
-        """Removes all places from the position down to `place`."""
+        """Cuts all candidates from the position down to `place`."""
         gone = np.arange(self.position - 1, place - 1, -1)
         self.alive[gone] = False
         self.out -= np.bincount(self.source[gone], minlength=len(self.out))
@@ -229,15 +229,15 @@ class _Walk:
         return self.problem.draw(self.tested // _TESTS_PER_MINIBATCH)
 
     def _measure(self, engine: Engine, places: np.ndarray, stays: np.ndarray) -> np.ndarray:
-        """[len(places)] the KL after removing each of `places`, and those before it that are not guessed to stay.
+        """[len(places)] the KL after cutting each of `places`, and those before it that are not guessed to stay.
 
-        Below the stage of the last place nothing has been cut yet, so the engine runs that part once for all.
+        Below the stage of the last one nothing has been cut yet, so the engine runs that part once for all circuits.
         """
         graph, edges = self.problem.model.graph, self.problem.candidates
         if self.prefix is None or self.prefix[0] is not engine:
             self.prefix = (engine, engine.prefix(np.ones(len(edges), dtype=bool), edges))
         stage = int(graph.edge_stage[edges[places[-1]]])
-        if stage != self.stage:  # edges that are cut by now stay cut and need no column
+        if stage != self.stage:  # edges that are cut by now stay cut, so they need no column
             lowest = int(np.searchsorted(graph.edge_stage[edges], stage))
             self.stage, self.columns = stage, lowest + np.flatnonzero(self.alive[lowest:])
         masks = np.repeat(self.alive[None, self.columns], len(places), axis=0)

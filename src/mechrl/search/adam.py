@@ -13,7 +13,7 @@ BETAS = (0.9, 0.999)
 
 @dataclass
 class Adam:
-    first: np.ndarray  # [n] moments
+    first: np.ndarray  # [n] first moments
     second: np.ndarray
     step: int = 0
 
@@ -22,7 +22,7 @@ class Adam:
         return cls(np.zeros(n), np.zeros(n))
 
     def change(self, gradient: np.ndarray, learning_rate: float, eps: float) -> np.ndarray:
-        """[n] what to subtract from the parameters."""
+        """[n] the update to subtract from the parameters."""
         self.step += 1
         self.first += (1 - BETAS[0]) * (gradient - self.first)
         self.second += (1 - BETAS[1]) * (gradient**2 - self.second)
@@ -49,6 +49,6 @@ def unpack_generator(text: str) -> np.random.Generator:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """Without overflow at either end."""
+    """The sigmoid, without overflow."""
     y: np.ndarray = np.exp(-np.logaddexp(0.0, -x))
     return y

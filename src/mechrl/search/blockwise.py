@@ -1,16 +1,16 @@
 """Blockwise search: cut the least important edges, many at a time, rescore what is left, and repeat; then swap edges.
 
-**Blocks.** Integrated mask gradients S at the current circuit rank its edges, and a block of the lowest is cut at once. Where edges of
-negative S belong is not obvious (`attribution.strength`), so three orders are tried, by |S| with negative scores weighted by w ∈ `ORDERS`,
-and the circuit of highest f is taken. A block may use up at most half of f − τ, because later blocks know more. If all orders fail, the
-block is halved; after a success it is doubled. When blocks have become small, swaps follow.
+**Blocks.** Integrated mask gradients S at the current circuit rank its edges, and a block of the lowest is cut at once. It is unclear where
+edges of negative S belong (`attribution.strength`), so three orders are tried, by |S| with negative scores weighted by w ∈ `ORDERS`, and
+the circuit of highest f is taken. A block may use up at most half of f − τ, because later blocks have better scores. If all orders fail,
+the block is halved; after a success it is doubled. When blocks have become small, swaps follow.
 
-**Swaps** (exchange.py) trade a few edges outside for more inside, or for a higher f. If one brings f back to where blocks failed, and the
-circuit is still large, blocks resume. A swap fails if no trade makes the circuit smaller, even with gains measured as well as costs, or
-if it cost more passes than the edges it removed are worth and left f close to τ. In a large circuit, where edges are swapped in groups,
-failure is not the end: blocks are tried once more, then swaps of groups half as large, down to single edges.
+**Swaps** (exchange.py) exchange a few edges outside the circuit for more inside it, or for a higher f. If a swap raises f back to where
+blocks failed, and the circuit is still large, blocks resume. A swap fails if no exchange makes the circuit smaller, even with measured
+gains as well as costs; it also fails if it cost more passes than the removed edges are worth and left f close to τ. In a large circuit
+edges are swapped in groups. There, after a failure, blocks are tried once more, then swaps of groups half as large, down to single edges.
 
-Dead edges are pruned from every circuit; they cost nothing to cut.
+Dead edges are pruned from every circuit; cutting them costs nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mechrl.attribution import ORDERS, integrated_mask_gradients, strength
 from mechrl.search.exchange import PASSES_PER_EDGE, Trade, changed, exchange, size_of_groups
 from mechrl.search.problem import Problem, State
 
-LARGEST_BLOCK = 0.8  # part of the circuit
-SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution
+LARGEST_BLOCK = 0.8  # share of the circuit
+SMALLEST_BLOCK = 15  # edges; a block must be worth its attribution passes
 LAST_BLOCK = 40  # edges; after a block this small, swaps are cheaper
-AGAIN = 0.2  # part of the circuit, of the first block when blocks resume
-ROOM = 0.02  # of f above τ; with more, no swap is the last, however little it gained
+AGAIN = 0.2  # share of the circuit; size of the first block when blocks resume
+ROOM = 0.02  # f above τ; with more room than this, no swap is the last, however little it gained
 
 
 def blockwise(problem: Problem, state: State | None = None, steps: int = 3) -> State:
@@ -72,7 +72,7 @@ def _cut_block(problem: Problem, state: State, steps: int) -> State:
 
 
 def _exchange(problem: Problem, state: State) -> State:
-    """Measures once, then swaps a few additions for more removals."""
+    """Measures gradients once, then swaps a few additions for more removals."""
     engine, mask, spent = problem.engine, state.mask, 3
     if not mask.any():
         return _failed(problem, state, "no edge is left")
@@ -104,7 +104,9 @@ def _exchange(problem: Problem, state: State) -> State:
 
 
 def _failed(problem: Problem, state: State, why: str) -> State:
-    """After a failed swap: halves groups, and resumes blocks if swaps changed the circuit since blocks failed. With single edges, ends."""
+    """After a failed swap: halves the groups, and resumes blocks if swaps changed the circuit since blocks failed. With single edges, the
+    search ends.
+    """
     finer = state.extra["finer"]
     if size_of_groups(int(state.mask.sum()), finer) > 1:
         block = AGAIN if "blocks_failed_at" in state.extra else 0.0
@@ -130,9 +132,9 @@ def _moved(
     block: float,
     **extra: float,
 ) -> State:
-    """The next state. Edges cut now are listed dead ones first, then in the order of `order`.
+    """The next state. Edges removed now are listed dead ones first, then in the order of `order`.
 
-    `extra` has the next block, how often groups were halved (`finer`) and, if swaps followed, the f at which blocks failed.
+    `extra` has the next block size, how often groups were halved (`finer`) and, if swaps followed, the f at which blocks failed.
     """
     gone = state.mask & ~mask
     dead = gone.copy()

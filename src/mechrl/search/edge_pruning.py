@@ -1,6 +1,6 @@
 """Edge Pruning: a mask learned by gradient descent, each edge behind a hard-concrete gate.
 
-Every candidate edge has a parameter log α. Every step draws its gate anew,
+Every candidate edge has a parameter log α. Every step samples its gate,
 
     u ~ U(0, 1)      s = σ((log u − log(1 − u) + log α) / β)      z = clip(1.2 s − 0.1, 0, 1)      β = 2/3
 
@@ -9,8 +9,8 @@ with mask z, plus a Lagrangian that holds the expected sparsity at its target t,
 
     KL(z) / KL_cut + λ1 (t − sp) + λ2 (t − sp)²      sp = 1 − mean P(z > 0)      P(z > 0) = σ(log α − β log(0.1 / 1.1))
 
-while t rises linearly from 0 over the first `warm_up` of the steps, and λ1, λ2 ascend. Dividing KL by KL_cut lets one step size serve
-all behaviours. At the end, bisection over edges ranked by log α keeps as few of the highest as reach f ≥ τ.
+while t rises linearly from 0 over the first `warm_up` of the steps, and λ1, λ2 are increased by gradient ascent. KL is divided by KL_cut
+so that one step size works for all behaviours. At the end, bisection over edges ranked by log α finds the fewest that reach f ≥ τ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mechrl.search.adam import Adam, pack_generator, sigmoid, unpack_generator
 from mechrl.search.problem import Problem, State
 
 BETA = 2 / 3
-LEFT, RIGHT = -0.1, 1.1  # the stretch of s before it is clipped
+LEFT, RIGHT = -0.1, 1.1  # range to which s is stretched before it is clipped
 _GROWTH = 1.25
 _EPS = 1e-15  # Adam's; at open gates the gradient of sparsity, k(1 − k)/n, is far below 1e-8
 
@@ -61,7 +61,7 @@ def edge_pruning(
 
 @dataclass
 class _Descent:
-    """All that the next step depends on: parameters, Adam's moments, multipliers, the random generator."""
+    """Everything that the next step depends on: parameters, Adam's moments, multipliers, the random generator."""
 
     log_alpha: np.ndarray  # [n]
     adam: Adam
@@ -86,7 +86,7 @@ class _Descent:
         return self.adam.step
 
     def take(self, problem: Problem, target: float, learning_rate: float, multiplier_rate: float) -> float:
-        """One step; returns f of the circuit that was drawn."""
+        """One step; returns f of the sampled circuit."""
         engine = problem.engine
         z, dz = gate(self.log_alpha, self.rng.random(len(self.log_alpha)))
         run = engine.gradient(z[None], problem.candidates)
@@ -121,8 +121,8 @@ def open_probability(log_alpha: np.ndarray) -> np.ndarray:
 def _threshold(problem: Problem, log_alpha: np.ndarray) -> State:
     """The fewest edges of highest log α whose circuit has f ≥ τ, by bisection, pruned.
 
-    f does not rise with every edge, least of all with those of closed gates, whose order means nothing. So the search starts from the
-    open gates and goes beyond them only if it must.
+    f does not rise with every edge, least of all with edges of closed gates, whose order is arbitrary. So the search starts from the open
+    gates and adds closed ones only if necessary.
     """
     order = np.argsort(-log_alpha, kind="stable")
 

@@ -1,15 +1,15 @@
-"""Swaps: a few edges come back, and more go.
+"""Swaps: bring a few edges back and cut more.
 
-One gradient at the circuit estimates what each of its edges costs to cut, and what each edge outside would gain. It cannot be trusted
-alone: where a circuit overshoots, its most important edges seem harmful. So the edges that seem cheapest are measured, one pass each, or
-in groups if the circuit is large. To first order costs and gains add up, so the a best additions are swapped for the r cheapest
-removals, with r > a and r up to the predicted limit. Swaps are tried from the smallest resulting circuit up, a few at once, until one
-has f ≥ τ.
+One gradient at the circuit estimates the cost of cutting each of its edges and the gain of adding each edge outside. These estimates are
+not reliable enough: where a circuit overshoots, its most important edges seem harmful. So the edges that seem cheapest are measured, one
+pass each, or in groups if the circuit is large. To first order costs and gains add up, so the a best additions are swapped for the r
+cheapest removals, with r > a and r up to the predicted limit. Swaps are tried in order of the size they lead to, smallest first, a few at
+once, until one has f ≥ τ.
 
-The best gains are the most overestimated. Before a *thorough* swap fails, a few gains are measured as well, one pass each, and cuts are
-ranked by cost per edge that goes, since edges that die with a cut are free.
+The highest gains are the most overestimated. Before a *thorough* swap fails, a few gains are measured as well, one pass each, and cuts are
+ranked by cost per removed edge, since edges that become dead are removed for free.
 
-Dead edges are pruned from every circuit; they cost nothing to cut.
+Dead edges are pruned from every circuit; cutting them costs nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GROUPS = (0.25, 12, 24)  # groups that are measured: as a part of the circuit's edges; at least; at most
-GROUP = 1 / 80  # size of a group, as a part of the circuit; at least one edge
+GROUPS = (0.25, 12, 24)  # number of groups to measure: share of the circuit's edges; at least; at most
+GROUP = 1 / 80  # size of a group, as a share of the circuit; at least one edge
 ADDITIONS = (0, 2, 5)
-NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # the first only for single edges: costs of groups add up less well
+NEAR_LIMIT = (1.0, 0.75, 0.5, 0.25)  # 1.0 only for single edges: the costs of groups add up less well
 AT_ONCE = 4  # swaps tried in one call
-MEASURED = 6  # additions, in a thorough swap
-PASSES_PER_EDGE = 20  # that a swap may cost per edge that goes; beyond, it is the last
+MEASURED = 6  # additions measured in a thorough swap
+PASSES_PER_EDGE = 20  # what a swap may cost per removed edge; beyond this it is the last
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Trade:
 
     mask: np.ndarray  # [n]
     f: float
-    cheap: np.ndarray  # the edges that were measured, cheapest first
-    won: float  # edges that went, plus those that a rise of f could pay for at the mean cost
+    cheap: np.ndarray  # the edges that were measured, by rising cost
+    won: float  # removed edges, plus those that a rise in f could pay for at the mean cost
 
 
 def size_of_groups(edges: int, finer: int = 0) -> int:

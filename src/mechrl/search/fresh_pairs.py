@@ -1,7 +1,7 @@
 """Circuits that hold on fresh pairs.
 
-A search overfits the pairs it decides by, so deciding by other pairs would only overfit those. Instead a search aims above tau on its
-own pairs, and validation pairs judge what it found.
+A search overfits the pairs it decides by, whichever they are; deciding by the validation pairs would only overfit those. Instead a search
+aims above tau on its own pairs, and the validation pairs judge the result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mechrl.behaviours.base import Behaviour
 from mechrl.engine import Engine, Ledger
 from mechrl.models.base import Model
 
-N_FRESH = 100  # validation pairs, and test pairs
+N_FRESH = 100  # number of validation pairs, and of test pairs
 
 
 HIGHEST_AIM = 0.999
@@ -29,7 +29,7 @@ def fresh(
 
 
 def higher(aim: float, short: float) -> float:
-    """The next aim after a circuit fell `short` on validation pairs: higher by as much, but by at most half of 1 − aim."""
+    """The next aim after a circuit fell `short` on validation pairs: higher by the same amount, but by at most half of 1 − aim."""
     return min(HIGHEST_AIM, aim + max(min(short, (1 - aim) / 2), 0.002))
 
 
@@ -40,10 +40,10 @@ def step_back(
     measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
     enough_at: int = -1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each of n episodes whose f at its step is below τ: the last earlier step with f ≥ τ, by bisection, as if f fell all along.
+    """For each of n episodes whose f at its step is below τ: the last earlier step with f ≥ τ, by bisection, as if f fell monotonically.
 
-    Circuits of earlier steps are larger. If bisection finds none, the most faithful it has seen. `measure(episodes, steps)` gives f;
-    f ≥ τ is known at step `enough_at`.
+    Circuits of earlier steps are larger. If bisection finds no such step, returns the most faithful one it measured. `measure(episodes,
+    steps)` gives f; at step `enough_at`, f ≥ τ is known.
     """
     steps, f = steps.copy(), f.copy()
     # f ≥ τ at low, and not at high

@@ -5,12 +5,12 @@ best k, softly:
 
     m = σ(s − θ)      θ such that Σ m = k
 
-Adam minimises the circuit's KL / KL_cut. With w = m (1 − m) the gradient passes through θ, too, and never moves the sum:
+Adam minimises the circuit's KL / KL_cut. With w = m (1 − m), the gradient also passes through θ and never changes the sum:
 
     ∂m_i / ∂s_j = w_i (δ_ij − w_j / Σ w)
 
-All scores begin equal, so m = k / n everywhere, and the first steps are those of integrated mask gradients. At the end the fewest edges
-of highest score are kept that reach f ≥ τ. The scores rank all edges, as benchmarks of rankings ask.
+All scores start equal, so m = k / n everywhere, and the first steps are those of integrated mask gradients. At the end the fewest edges
+of highest score that reach f ≥ τ are kept. The scores rank all edges, which ranking benchmarks need.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def matryoshka(
 ) -> State:
     """Learns scores for `steps` steps (three passes each), then keeps the smallest circuit with f ≥ τ.
 
-    A finished run that resumes with another tau only chooses again.
+    A finished run that resumes with another tau only chooses the circuit again.
     """
     n = len(problem.candidates)
     if state is not None and state.done:
@@ -73,21 +73,21 @@ def soft_top(scores: np.ndarray, k: float) -> np.ndarray:
 
 
 def through(mask: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """[n] ∂L/∂s of ∂L/∂m, at m = `mask`."""
+    """[n] ∂L/∂s from ∂L/∂m, at m = `mask`."""
     w = mask * (1 - mask)
     total = w.sum()
     return w * (gradient - (w @ gradient) / total) if total > 0 else np.zeros(len(mask))
 
 
 def ranking_scores(scores: np.ndarray) -> np.ndarray:
-    """The same order in positive numbers, so that edges outside the candidates, at 0, rank last."""
+    """The same order with positive numbers, so that edges outside the candidates, at 0, rank last."""
     positive: np.ndarray = scores - scores.min() + 1.0
     return positive
 
 
 @dataclass
 class _Descent:
-    """All that the next step depends on: scores, Adam's moments, the random generator."""
+    """Everything that the next step depends on: scores, Adam's moments, the random generator."""
 
     scores: np.ndarray  # [n]
     adam: Adam
@@ -109,7 +109,7 @@ class _Descent:
         return self.adam.step
 
     def take(self, problem: Problem, learning_rate: float) -> tuple[float, np.ndarray]:
-        """One step. Returns f and the mask of the soft circuit that was drawn."""
+        """One step. Returns f and the mask of the sampled soft circuit."""
         engine, n = problem.engine, len(self.scores)
         mask = soft_top(self.scores, float(np.exp(self.rng.uniform(0, np.log(n)))))
         run = engine.gradient(mask[None], problem.candidates)

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 class State:
     """The state of a search. In `extra`, arrays are saved as arrays, everything else as JSON.
 
-    A search that knows how far it is says so in `extra["progress"]`, from 0 to 1, from which the remaining time is estimated.
+    `extra["progress"]`, from 0 to 1, is set by searches that know their progress; the remaining time is estimated from it.
     """
 
     mask: np.ndarray  # [n] bool over the problem's candidates: the circuit so far
@@ -42,10 +42,10 @@ class State:
     faithfulness: float  # of `mask`, as the search last measured it
     extra: dict[str, Any] = field(default_factory=dict)  # what the search needs to continue
     done: bool = False
-    note: str = ""  # for people: what the search is doing, or how it ended
+    note: str = ""  # shown to users: what the search is doing, or how it ended
 
     def to_bytes(self, **about: object) -> bytes:
-        """Writes the state and facts about it (JSON) to a safetensors file."""
+        """The state and facts about it (JSON), as a safetensors file."""
         arrays = {
             f"extra.{k}": np.ascontiguousarray(v) for k, v in self.extra.items() if isinstance(v, np.ndarray)
         }
@@ -78,7 +78,7 @@ class State:
             )
             kinds: dict[str, Any] = {"faithfulness": (int, float), "done": bool, "note": str, "about": dict}
             if not right or not all(isinstance(known[key], kind) for key, kind in kinds.items()):
-                raise ValueError("an array or a fact is of another kind")
+                raise ValueError("an array or a fact has an unexpected type")
             return cls(mask, order, known["faithfulness"], extra, known["done"], known["note"]), known[
                 "about"
             ]
@@ -92,7 +92,7 @@ class State:
 
 @dataclass
 class Problem:
-    """A behaviour of a model, the edges to choose from, and the faithfulness to reach."""
+    """A behaviour of a model, the edges to choose from, and the f to reach."""
 
     model: Model
     behaviour: Behaviour
@@ -103,8 +103,8 @@ class Problem:
     candidates: np.ndarray  # [n] ascending edges that the search may keep; all others are cut
     scores: np.ndarray | None = None  # [E] attribution by which the candidates were chosen
     checkpoint: Callable[[State], None] = lambda state: None  # progress, saving, and `Interrupted`
-    minibatch: int | None = None  # judge on this many discovery pairs, redrawn now and then
-    calls: int = 0  # of `judge`, saved with the state: they decide which minibatch is current
+    minibatch: int | None = None  # judge on this many discovery pairs, redrawn from time to time
+    calls: int = 0  # number of `judge` calls, saved with the state: it determines the current minibatch
     _batch: tuple[int, Engine] | None = field(default=None, repr=False)
 
     def judge(self, masks: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Circuits straight from scores: the n best edges, or a circuit grown backwards from the logits.
 
-Both searches look for the smallest n whose circuit is faithful. f does not rise with every edge, so no cheap search finds it for
-certain: n grows by half until the circuit is faithful, then the last gap is bisected. The result is faithful, but a smaller n may be, too.
+Both searches look for the smallest n whose circuit is faithful. f does not rise with every edge, so no cheap search is certain to find it:
+n grows by half until the circuit is faithful, then the last gap is bisected. The result is faithful, but a smaller n may be faithful too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def greedy_order(graph: Graph, scores: np.ndarray, candidates: np.ndarray | None
     heap: list[tuple[float, int]] = []
     opened = np.zeros(graph.n_receivers, dtype=bool)
     entered = np.zeros(graph.n_sources, dtype=bool)
-    entered[0] = True  # nothing flows into the input
+    entered[0] = True  # no edge enters the input
 
     def open_receiver(receiver: int) -> None:
         if not opened[receiver]:
@@ -83,7 +83,7 @@ def greedy(graph: Graph, scores: np.ndarray, n: int) -> np.ndarray:
 
 
 def top_n_search(problem: Problem, state: State | None = None) -> State:
-    """The smallest n, as far as the search can tell, such that the n best candidates are faithful."""
+    """The n best candidates, for the smallest faithful n that the search finds."""
     assert problem.scores is not None
     strength = np.abs(problem.scores[problem.candidates])
     return smallest(problem, np.argsort(-strength, kind="stable"), state)
@@ -99,9 +99,9 @@ def greedy_search(problem: Problem, state: State | None = None) -> State:
 def smallest(
     problem: Problem, order: np.ndarray, state: State | None, also: Mapping[str, Any] = _NOTHING
 ) -> State:
-    """The smallest faithful prefix of `order`, which are places among the candidates.
+    """The smallest faithful prefix of `order`, which are indices into the candidates.
 
-    The state has the largest n known to fail, the smallest known to hold, and what `order` is made from.
+    The state has the largest n known to fail, the smallest known to hold, and what determines `order`.
     """
     n_candidates = len(problem.candidates)
 
@@ -110,7 +110,7 @@ def smallest(
         mask[order[:n]] = True
         return mask
 
-    removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n, worst first
+    removed = problem.candidates[order[::-1]].tolist()  # from the whole set down to n, lowest score first
 
     def state_of(n: int, f: float, low: int, high: int, done: bool, note: str) -> State:
         return State(mask_of(n), removed[: len(order) - n], f, {"low": low, "high": high, **also}, done, note)

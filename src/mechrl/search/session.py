@@ -1,11 +1,11 @@
-"""A search from start to end: pairs, prefilter, method, result. The command line and the benchmarks run this.
+"""A complete search: pairs, prefilter, method, result. Used by the command line and the benchmarks.
 
 With `holds_on="fresh"` a circuit must be faithful on fresh pairs (fresh_pairs.py): the search aims above tau on its own pairs, and aims
-higher if its circuit falls short of tau on validation pairs. Blockwise search ranks its cuts by cost, so its last cuts are also reverted,
-up to where validation pairs agree; of both circuits the smaller is taken. Validation pairs answer a handful of questions, a dozen more
-when cuts are reverted; test pairs answer none.
+higher if its circuit falls short of tau on validation pairs. Blockwise search ranks its cuts by cost, so its last cuts are also reverted
+until the validation pairs accept the circuit; the smaller of both circuits is taken. Each attempt measures one circuit on the validation
+pairs, about a dozen more when cuts are reverted. Test pairs play no part.
 
-No search is better than its candidates: K doubles until these reach the aim.
+A search is limited by its candidates, so K doubles until they reach the aim.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class SearchSettings:
     method: SearchMethod
     tau: float = 0.9
     pairs: int = 20
-    k: int = 3000  # candidates by each score, to begin with
+    k: int = 3000  # initial number of candidates by each score
     whole_graph: bool = False  # all edges are candidates
-    prefilter: Prefilter = "union"  # candidates by the behaviour's own metric, by KL, or by either
+    prefilter: Prefilter = "union"  # candidates by the behaviour's own metric, by KL, or by both
     thresholds: tuple[float, ...] = THRESHOLDS  # ACDC's
     holds_on: HoldsOn = "discovery"  # the pairs on which f ≥ tau must hold; `fresh`: validation pairs judge
     minibatch: int | None = None
     seed: int = 0
     attempts: int = ATTEMPTS  # searches, each aiming higher, if f must hold on fresh pairs
-    steps: int = STEPS  # of Matryoshka attribution
+    steps: int = STEPS  # training steps of Matryoshka attribution
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -59,7 +59,7 @@ class SearchSettings:
         ):
             one_of(name, value, known)
         if not 0 < self.tau < 1:
-            raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
+            raise MechRLError(f"tau must lie between 0 and 1, not {self.tau:g}")
         if self.steps < 1:
             raise MechRLError("Matryoshka attribution needs at least one step")
         if self.attempts < 1:
@@ -75,9 +75,9 @@ class SearchSettings:
         check_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
-        """As a circuit file stores them."""
+        """The settings as a circuit file stores them."""
         known = asdict(self) | {"thresholds": list(self.thresholds)}
-        known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # what files call it
+        known["target"] = "test" if known.pop("holds_on") == "fresh" else "discovery"  # its name in files
         if self.method != "acdc":
             del known["thresholds"]
         if self.method != "matryoshka":
@@ -105,17 +105,17 @@ class Found:
 
 @dataclass
 class SearchSession:
-    """A search that can be interrupted and resumed: all that must survive besides its `State`."""
+    """A search that can be interrupted and resumed: everything to be saved besides its `State`."""
 
     problem: Problem
     settings: SearchSettings
-    scores: list[np.ndarray]  # [E] each; candidates are chosen by these
+    scores: list[np.ndarray]  # [E] each; the candidates are chosen by these
     aim: float
-    k: int  # best edges by each score among the candidates
+    k: int  # number of candidates by each score
     attempt: int = 0
     seconds_before: float = 0.0
     validation: Engine | None = None
-    found: Found | None = None  # the best so far, if validation pairs judge
+    found: Found | None = None  # the best circuit so far, if validation pairs judge
 
     def __post_init__(self) -> None:
         self._begin = time.perf_counter()
@@ -130,7 +130,7 @@ class SearchSession:
         return round(self.problem.passes, 6)
 
     def about(self) -> dict[str, Any]:
-        """What is saved beside the state."""
+        """What is saved with the state."""
         problem = self.problem
         return {
             "model": problem.model.name,
@@ -149,7 +149,7 @@ class SearchSession:
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def run(self, state: State | None = None) -> State:
-        """Runs the method; if f must hold on fresh pairs, as often as it takes."""
+        """Runs the method; if f must hold on fresh pairs, repeatedly with rising aims."""
         search = _search(self.settings)
         if state is not None and len(state.mask) != len(self.problem.candidates):
             raise MechRLError("the saved state has other candidates; start again without --resume")
@@ -189,7 +189,7 @@ class SearchSession:
         return Found(candidates[state.mask].tolist(), state.order, state.faithfulness, f, state.note)
 
     def _read_back(self, found: Found) -> Found:
-        """Reverts the last cuts, as many as validation pairs need to agree, by bisection."""
+        """Reverts the last cuts until validation pairs accept the circuit, by bisection."""
         problem, validation, cut = self.problem, self.validation, np.array(found.cut, dtype=np.int64)
         assert validation is not None
 
@@ -207,11 +207,11 @@ class SearchSession:
         alive = problem.model.graph.prune(mask, problem.candidates)[0]
         dead = problem.candidates[mask[0] & ~alive].tolist()
         edges = problem.candidates[alive].tolist()
-        note = f"{len(edges)} edges; of {len(cut)} cuts the last {len(cut) - step} undone for fresh pairs"
+        note = f"{len(edges)} edges; reverted the last {len(cut) - step} of {len(cut)} cuts for fresh pairs"
         return Found(edges, cut[:step].tolist() + dead, own, float(f), note)
 
     def _state(self) -> State:
-        """What was found, among the present candidates, which may be more than when it was found."""
+        """The best circuit as a state over the current candidates, which may be more than when it was found."""
         assert self.found is not None
         found, candidates = self.found, self.problem.candidates
         mask = np.isin(candidates, found.edges)
@@ -219,13 +219,13 @@ class SearchSession:
         return State(mask, never + found.cut, found.faithfulness, {}, True, found.note)
 
     def _widen(self) -> bool:
-        """Doubles K until the candidates reach the aim. Returns whether it had to."""
+        """Doubles K until the candidates reach the aim. Returns whether K changed."""
         problem, engine, before = self.problem, self.problem.engine, self.k
         if len(problem.candidates) < problem.model.graph.n_edges:
             with engine.ledger.free() as bill:
                 widened = widen(engine, self.scores, self.k, self.aim)
             self.k, problem.candidates = widened.k, widened.edges
-            # the last measurement is repeated, and charged, by the search
+            # the search repeats the last measurement, and is charged for it
             engine.ledger.charge(bill.passes - engine.price)
         return self.k > before
 
@@ -240,7 +240,7 @@ class SearchSession:
         return ranking
 
     def circuit(self, state: State, complete: bool = True) -> Circuit:
-        """The circuit of a state. Measuring f here is free: it plays no part in the search."""
+        """The circuit of a state. Measuring f here is not charged: it plays no part in the search."""
         problem, settings = self.problem, self.settings
         seconds, passes = self.seconds, self.passes
         mask = np.zeros(problem.model.graph.n_edges, dtype=bool)
@@ -287,7 +287,7 @@ def prepare(
     pairs = discovery_pairs(model, behaviour, settings.pairs, settings.seed)
     if settings.minibatch is not None and settings.minibatch >= len(pairs):
         raise MechRLError(
-            f"{behaviour.name!r} has {len(pairs)} discovery pairs only; use a minibatch smaller than that"
+            f"{behaviour.name!r} has only {len(pairs)} discovery pairs; use a smaller minibatch"
         )
     engine = Engine(model, pairs)
     straight = settings.method in ("top-n", "greedy")  # these rank all edges by one score
@@ -332,7 +332,7 @@ def prepare(
 def check_continues(
     model: Model, behaviour: Behaviour, settings: SearchSettings, about: dict[str, Any]
 ) -> None:
-    """Refuses to resume another search, or from facts that are incomplete."""
+    """Refuses to resume a different search, or from incomplete facts."""
     if not isinstance(about.get("settings", {}), dict):
         raise MechRLError("the saved settings are damaged; start again without --resume")
     mine = {"model": model.name, "checksum": model.checksum, "behaviour": behaviour.name} | settings.to_json()
@@ -347,7 +347,7 @@ def check_continues(
 
 
 def _says_enough(about: dict[str, Any]) -> bool:
-    """Whether all that `prepare` restores is there, and plausible."""
+    """Whether everything that `prepare` restores is there, and plausible."""
     numbers = {key: about.get(key) for key in ("k", "attempt", "calls", "aim", "passes", "seconds")}
     whole = all(type(numbers[key]) is int and 0 <= numbers[key] < 2**31 for key in ("k", "attempt", "calls"))  # type: ignore[operator]
     finite = all(type(x) in (int, float) and 0 <= x < 2**53 for x in numbers.values())  # type: ignore[operator]

@@ -1,7 +1,8 @@
 """Is a circuit real? The validity battery of the paper (its section 4), with the chance levels that it leaves out.
 
 necessity       f of the whole model with the circuit's edges ablated: near 0 if the behaviour depends on them. Beside it, f with
-                as many random edges of the candidate set ablated.
+                as many random edges of the candidate set ablated, and with as many that are all outside the circuit: the former
+                share edges with the circuit, and what they break may be the circuit.
 specificity     f of random circuits, drawn from the candidate set and from the whole graph: near 0 if it matters which edges are
                 kept. Random edges seldom lie on a path, so circuits of the same number of edges lose most of theirs to pruning;
                 the harder control has as many edges as the circuit *after* pruning.
@@ -30,7 +31,7 @@ from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models.base import Model
 from mechrl.search.fresh_pairs import fresh
-from mechrl.stats import Spread, hypergeometric_at_least
+from mechrl.stats import Spread, hypergeometric_at_least, rank_p
 from mechrl.validity.setting import Setting, f_of, metric_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Control:
     f: Spread
     edges_pruned: Spread
     metric: Spread | None  # by the behaviour's own
+    p: float  # of a random circuit with f at least as high as the circuit's: its rank among them
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Validity:
     faithfulness_test: float
     necessity: float
     necessity_random: Spread
+    necessity_others: Spread | None  # candidates outside the circuit; None if there are no more than that
+    necessity_p: float  # of as many others leaving as little f: the circuit's rank among them
     metric: str  # the behaviour's own; where it is KL, f says it
     necessity_metric: float | None  # by the behaviour's own metric
     specificity: tuple[Control, ...]
@@ -124,6 +128,9 @@ class Validity:
             ["necessity", "f with the circuit ablated", f"{self.necessity:.3f}"],
             ["", "f with as many random candidates ablated", self.necessity_random.text()],
         ]
+        if self.necessity_others is not None:
+            what = f"f with as many outside the circuit ablated; p = {self.necessity_p:.2g}"
+            rows.append(["", what, self.necessity_others.text()])
         if self.necessity_metric is not None:
             rows.insert(1, ["", f"{self.metric} with the circuit ablated", f"{self.necessity_metric:.3f}"])
         for i, c in enumerate(self.specificity):
@@ -142,7 +149,11 @@ class Validity:
             ):  # a ranking of the whole graph may keep more
                 size = f"all of them, fewer than the circuit's {self.edges_pruned:,} edges"
             rows.append(
-                ["specificity" if i == 0 else "", f"f of random circuits {where}, {size}", c.f.text()]
+                [
+                    "specificity" if i == 0 else "",
+                    f"f of random circuits {where}, {size}; p = {c.p:.2g}",
+                    c.f.text(),
+                ]
             )
             if c.metric is not None:
                 rows.append(["", f"{self.metric} of these", c.metric.text()])
@@ -262,12 +273,16 @@ def validate(
     size = int(mask.sum())
 
     report("necessity")
-    ablated = ~random_circuits(graph, setting.candidates, size, n_random, seed)
+    outside = setting.candidates[~mask[setting.candidates]]
+    ablated, others = (
+        ~random_circuits(graph, edges, size, n_random, seed) for edges in (setting.candidates, outside)
+    )
     f, necessity, *of_random = f_of(engine, np.concatenate([mask[None], ~mask[None], ablated]))
+    of_others = f_of(engine, others) if len(outside) > size else None
     own = metric_of(setting, ~mask[None])
     necessity_metric = None if own is None else float(own[0])
 
-    controls, hard = _controls(setting, size, n_random, seed, report)
+    controls, hard = _controls(setting, size, float(f), n_random, seed, report)
     known, why = known_components(model, behaviour)
     report("fresh pairs")
     return Validity(
@@ -282,6 +297,8 @@ def validate(
         faithfulness_test=float(f_of(setting.test, mask)[0]),
         necessity=float(necessity),
         necessity_random=Spread.of(of_random),
+        necessity_others=None if of_others is None else Spread.of(of_others),
+        necessity_p=1.0 if of_others is None else rank_p(float(necessity), of_others),
         metric=behaviour.metric,
         necessity_metric=necessity_metric,
         specificity=controls,
@@ -293,7 +310,7 @@ def validate(
 
 
 def _controls(
-    setting: Setting, size: int, n_random: int, seed: int, report: Callable[[str], None]
+    setting: Setting, size: int, f: float, n_random: int, seed: int, report: Callable[[str], None]
 ) -> tuple[tuple[Control, ...], np.ndarray]:
     """Random circuits of every kind, and the masks of the hardest: candidates, with as many edges after pruning."""
     graph, engine = setting.model.graph, setting.engine
@@ -305,9 +322,11 @@ def _controls(
             if (name, matched) == ("candidates", "pruned"):
                 hard = masks
             left = graph.prune(masks).sum(1)
-            f, own = Spread.of(f_of(engine, masks)), metric_of(setting, masks)
+            of_random, own = f_of(engine, masks), metric_of(setting, masks)
             metric = None if own is None else Spread.of(own)
-            controls.append(Control(name, matched, f, Spread.of(left), metric))
+            # with no more edges than that to draw from, all draws are the same
+            p = rank_p(-f, -of_random) if size < len(edges) else 1.0
+            controls.append(Control(name, matched, Spread.of(of_random), Spread.of(left), metric, p))
     return tuple(controls), hard
 
 

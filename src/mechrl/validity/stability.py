@@ -19,7 +19,7 @@ from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
-from mechrl.names import SEARCH_METHODS
+from mechrl.names import SEARCH_METHODS, HoldsOn
 from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread
 
@@ -121,14 +121,14 @@ def bootstrapped(
 
 def _method(circuit: Circuit, model: Model) -> Callable[[Behaviour], Circuit]:
     known = dict(circuit.settings)
-    holds_on = "fresh" if known.get("target") == "test" else "discovery"
+    holds_on: HoldsOn = "fresh" if known.get("target") == "test" else "discovery"
     if circuit.method == "planner":
-        from mechrl.agents.planner.session import DiscoverSettings, HoldsOn, discover
+        from mechrl.agents.planner.session import DiscoverSettings, discover
         from mechrl.agents.planner.shipped import load_planner, shipped
 
         names = {field.name for field in fields(DiscoverSettings)} - {"holds_on"}
         mine = {name: known[name] for name in names if name in known}
-        episode = DiscoverSettings(**mine, holds_on=HoldsOn(holds_on))
+        episode = DiscoverSettings(**mine, holds_on=holds_on)
         network = load_planner(shipped(model.name))
         return lambda behaviour: discover(model, behaviour, network, episode)
     if circuit.method not in SEARCH_METHODS:

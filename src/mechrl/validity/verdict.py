@@ -1,13 +1,17 @@
 """What a circuit is, in one line of five checks, each with its number, its chance level and its direction.
 
 faithful        f on fresh pairs ≥ τ. Chance: f of random circuits of the candidates, as large after pruning (on discovery pairs)
-necessary       f of the model with the circuit ablated is below 0.5, and below that with as many random candidates ablated by two
-                standard deviations. Lower is better
-specific        f on discovery pairs is above that of the random circuits by three standard deviations
+necessary       with the circuit ablated less than half of f is left (the whole model's is 1), and less than with as many random
+                candidates outside it: p ≤ 0.05. Lower is better
+specific        f on discovery pairs is above that of the random circuits, p ≤ 0.05, and these reach less than half of it
 stable          of 1,000 bootstraps of the fresh pairs nine in ten have f ≥ τ − 0.05. Chance: those of the empty circuit, which is 0
                 whatever the pairs, so none
 minimal         of the circuit's edges, or of 24 drawn from them, at most one in ten can go by itself with f ≥ τ on discovery pairs. Chance:
                 the same of a circuit of as many edges of highest attribution. Lower is better
+
+p is the circuit's rank among n random ones, (1 + those at least as good) / (1 + n), whatever their distribution: mean and deviation
+would not do, as f of random circuits is often near 0 or near 1 and seldom between. Half is asked for besides, since a small difference
+may be certain. Where a check fails by p alone the line says "not shown": more draws (--random) may show it.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from mechrl.validity.setting import Setting, f_of
 N_BOOTSTRAPS = 1000
 N_EDGES = 24  # edges cut one by one
 SLACK = 0.05  # below τ, in a bootstrap
+LEVEL = 0.05  # of p
 ENOUGH_BOOTSTRAPS, FEW_EDGES, HALF = 0.9, 0.1, 0.5
 
 
@@ -37,12 +42,15 @@ class Check:
     chance: float | None
     better: Literal["higher", "lower"]
     text: str  # the number, in words
+    p: float | None = None  # of a random circuit doing at least as well
+    fails: Literal["not", "not shown"] = "not"  # the word, if it does
 
     @property
     def line(self) -> str:
-        """`necessary: f 0.02 with it ablated (chance 0.91, lower is better)`"""
+        """`necessary: f 0.02 with it ablated (chance 0.91, p 0.048, lower is better)`"""
         chance = "" if self.chance is None else f"chance {_short(self.chance)}, "
-        return f"{'' if self.holds else 'not '}{self.name}: {self.text} ({chance}{self.better} is better)"
+        p = "" if self.p is None else f"p {self.p:.2g}, "
+        return f"{'' if self.holds else f'{self.fails} '}{self.name}: {self.text} ({chance}{p}{self.better} is better)"
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,8 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
     ranking = np.zeros_like(mask)
     ranking[top_n(setting.scores, int(mask.sum()))] = True
     spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
-    random = found.necessity_random
-    needed = min(HALF, random.mean - 2 * (random.sd or 0.0))
+    gone, others = found.necessity < HALF, found.necessity_others
+    apart = hard.f.mean < HALF * found.faithfulness
     checks = (
         Check(
             "faithful",
@@ -86,19 +94,24 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
         ),
         Check(
             "necessary",
-            found.necessity < needed,
+            gone and found.necessity_p <= LEVEL,
             found.necessity,
-            random.mean,
+            None if others is None else others.mean,
             "lower",
-            f"f {_short(found.necessity)} with it ablated",
+            f"f {_short(found.necessity)} with it ablated"
+            + ("" if others else ", and there are no other candidates to hold it against"),
+            found.necessity_p,
+            "not shown" if gone else "not",
         ),
         Check(
             "specific",
-            found.faithfulness > hard.f.mean + 3 * (hard.f.sd or 0.0),
+            apart and hard.p <= LEVEL,
             found.faithfulness,
             hard.f.mean,
             "higher",
             f"f {_short(found.faithfulness)} on discovery pairs",
+            hard.p,
+            "not shown" if apart else "not",
         ),
         Check(
             "stable",

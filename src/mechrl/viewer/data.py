@@ -19,15 +19,17 @@ from mechrl import attribution
 from mechrl.behaviours.base import Behaviour, Pairs
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
+from mechrl.engine.plain import PlainRun, push
+from mechrl.engine.plain import run as run_plainly
 from mechrl.errors import MechRLError
 from mechrl.models.base import Model
 from mechrl.models.tokenizer import Tokenizer
-from mechrl.viewer.attention import attention_patterns
 
 STOPS = 60  # of the slider: f is measured at each
 MOST_EDGES = 6000  # drawn at once; the replay of a longer order begins later
 PAIRS_SHOWN = 6
 TOP = 5  # answers
+RAISED = 4  # tokens that a component raises
 _ATTENTION_BYTES = 6 * 2**20
 _CIRCUITS_PER_CALL = 4  # the engine's best on a CPU, and few enough that progress moves
 
@@ -90,7 +92,7 @@ def circuit_data(
             data["notes"].append(
                 f"The file says f = {circuit.faithfulness:.3f}; measured here, f = {data['stops']['f'][-1]:.3f}."
             )
-        data["attention"] = _attention(model, pairs, replay, set(data["known"]))
+        _add_plain_runs(data, model, pairs, replay)
         if len(data["attention"]["pairs"]) < len(data["pairs"]):
             data["notes"].append(
                 "Attention patterns of the longest prompts are left out, to keep the page small."
@@ -250,10 +252,11 @@ def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
     return [text[a:b] for a, b in pairwise(ends)]
 
 
-def _attention(model: Model, pairs: Pairs, replay: Replay, known: set[str]) -> dict[str, Any]:
-    """Patterns of the circuit's and of known heads on the pairs shown: clean, corrupted, circuit; a byte a number, 255 is 1.
+def _add_plain_runs(data: dict[str, Any], model: Model, pairs: Pairs, replay: Replay) -> None:
+    """Attention patterns, and what is written to the logits, of the pairs shown.
 
-    Each is a lower triangle, row by row; heads in the order of `heads`. Pairs that would make the page too large are left out.
+    Patterns of the circuit's and of known heads: clean, corrupted, circuit; a byte a number, 255 is 1. Each is a lower triangle, row by
+    row; heads in the order of `heads`. Those of pairs that would make the page too large are left out.
     """
     graph, last = replay.graph, replay.live[-1]
     attended = np.unique(graph.edge_source[last])
@@ -261,20 +264,48 @@ def _attention(model: Model, pairs: Pairs, replay: Replay, known: set[str]) -> d
         (layer, h)
         for layer in range(graph.n_layers)
         for h in range(graph.n_heads)
-        if graph.head(layer, h) in attended or f"a{layer}.h{h}" in known
+        if graph.head(layer, h) in attended or f"a{layer}.h{h}" in data["known"]
     ]
-    result: dict[str, Any] = {"heads": [f"a{layer}.h{h}" for layer, h in heads], "pairs": []}
+    data["attention"] = {"heads": [f"a{layer}.h{h}" for layer, h in heads], "pairs": []}
     masks = {"clean": np.ones_like(last), "corrupt": np.zeros_like(last), "circuit": last}
     room = _ATTENTION_BYTES
-    for clean, corrupt in zip(pairs.clean[:PAIRS_SHOWN], pairs.corrupt[:PAIRS_SHOWN], strict=True):
+    for i, shown in enumerate(data["pairs"]):
+        clean, corrupt = pairs.clean[i], pairs.corrupt[i]
+        runs = {name: run_plainly(model, clean, corrupt, mask) for name, mask in masks.items()}
+        of = {name: _pushes(runs[name], pairs, i) for name in ("clean", "circuit")}
+        shown["writes"] = {
+            "model": of["clean"],
+            "circuit": of["circuit"],
+            "raises": _raises(runs["circuit"], model),
+        }
         room -= len(masks) * len(heads) * len(clean) * (len(clean) + 1) // 2
         if room < 0:
-            break
+            continue
         rows, columns = np.tril_indices(len(clean))
-        runs = {}
-        for run, mask in masks.items():
-            patterns = attention_patterns(model, clean, corrupt, mask).double().cpu().numpy()
+        packed = {}
+        for name, plain in runs.items():
+            patterns = plain.patterns.double().cpu().numpy()
             chosen = [patterns[layer, h][rows, columns] for layer, h in heads]
-            runs[run] = base64.b64encode(np.round(255 * np.array(chosen)).astype(np.uint8).tobytes()).decode()
-        result["pairs"].append(runs)
-    return result
+            packed[name] = base64.b64encode(
+                np.round(255 * np.array(chosen)).astype(np.uint8).tobytes()
+            ).decode()
+        data["attention"]["pairs"].append(packed)
+
+
+def _pushes(plain: PlainRun, pairs: Pairs, i: int) -> dict[int, float]:
+    """What each source writes to the logits: answers less foils."""
+    values = push(plain.writes, pairs.answers[i], pairs.foils[i]).tolist()
+    return {source: round(x, 3) for source, x in zip(plain.writers.tolist(), values, strict=True)}
+
+
+def _raises(plain: PlainRun, model: Model) -> dict[int, list[str]]:
+    """The tokens whose logits each source raises most; nothing of one that writes nothing, such as the input under an equal last token."""
+    assert model.tokenizer is not None
+    if not len(plain.writers):
+        return {}
+    top = plain.writes.topk(RAISED, dim=-1).indices.tolist()
+    return {
+        source: [model.tokenizer.decode([token]) for token in tokens]
+        for source, tokens, write in zip(plain.writers.tolist(), top, plain.writes, strict=True)
+        if write.any()
+    }

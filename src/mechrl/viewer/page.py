@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # The script is one function, in this order: what a file names at its top level, the later ones use.
-SCRIPTS = "dom data state pane replay threshold pointing component attention prompts tabs search notes picture link chrome main"
+SCRIPTS = "dom data state pane replay threshold pointing component writes attention prompts tabs search notes picture link chrome main"
 
 
 def page(circuits: list[dict[str, Any]]) -> str:

@@ -1,5 +1,5 @@
-"""The paper's agent on a small scale. It has no options for its sizes, so tests set them here; `python -m tests.agents.paper.small train …`
-is `mechrl train …` in a process of its own, with these sizes and states saved at every step."""
+"""The paper's agent on a small scale. It has no options for its sizes, so tests set them here. `python -m tests.agents.paper.small train …`
+is `mechrl train …` in its own process, with these sizes and with states saved at every step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, for one test."""
+    """Sets the sizes in this process, for one test."""
     for module, name, value in SMALL:
         monkeypatch.setattr(module, name, value)
 
 
 def write_policy(folder: Path, k: int = 20, pairs: int = PAIRS, max_steps: int = 3) -> Path:
-    """An untrained policy, as if `mechrl train` had written it."""
+    """An untrained policy, written as `mechrl train` would."""
     torch.manual_seed(0)
     save_policy(policy.Policy(WIDTH), folder)
     known = {"task": {"pairs": pairs, "k": k, "prefilter": "metric"}, "env": {"max_steps": max_steps}}

@@ -1,5 +1,5 @@
-"""`mechrl train`, `adapt`, `curves` and `discover --agent paper` as their users meet them: real processes, real signals, one line for
-every mistake."""
+"""`mechrl train`, `adapt`, `curves` and `discover --agent paper` as users run them: real processes, real signals, one line for every
+mistake."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def trained(model: str, tmp_path: Path) -> Path:
-    """A policy, trained for an instant."""
+    """A policy after minimal training."""
     train_command(model, "ioi", tmp_path / "policy", iterations=1, **SMALL)
     return tmp_path / "policy"
 
@@ -62,7 +62,7 @@ def start(*arguments: object) -> subprocess.Popen:
 
 
 def metrics(folder: Path) -> list[dict]:
-    """Without what depends on the clock."""
+    """Without the fields that depend on the clock."""
     rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in TIMES and not k.startswith("time/")} for row in rows]
 
@@ -80,7 +80,7 @@ def test_stopped_and_resumed_equals_straight(model: str, tmp_path: Path) -> None
     assert process.returncode == 128 + signal.SIGTERM and "--resume" in stderr.splitlines()[-1]
     done = len(metrics(left))
     assert 1 <= done < 10
-    with open(left / METRICS, "a") as file:  # as if it had been killed later, in the middle of a line
+    with open(left / METRICS, "a") as file:  # as if it had been killed later, while writing a line
         file.write(json.dumps({"iteration": done + 1, "passes": 1, "seconds": 1}) + '\n{"iteration": ')
     resumed = start(*common, "--out", left, "--resume")
     assert resumed.communicate(timeout=100)[0] == "" and resumed.returncode == 0

@@ -1,4 +1,4 @@
-"""Deployment: the paper's choice, rollouts that can be left, and policies on disk."""
+"""Deployment: the paper's choice, resumable rollouts, and policies on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent(seed: int = 0) -> Policy:
-    """That tries everything."""
+    """A policy that tries everything."""
     torch.manual_seed(seed)
     policy = Policy(16)
     with torch.no_grad():
@@ -165,4 +165,4 @@ def test_a_policy_of_a_retired_kind_is_refused_with_what_to_use(tmp_path):
     save_policy(agent(), tmp_path)
     old = {"width": 128, "stop_bias": -5.0, "cut_1_bias": 0.0, "prior": 20.0, "parts": True, "trades": False}
     (tmp_path / "config.json").write_text(json.dumps(old))
-    one_line(tmp_path, "retired; use `mechrl discover`, or train one anew with `mechrl train`")
+    one_line(tmp_path, "retired kind; use `mechrl discover`, or train a new one with `mechrl train`")

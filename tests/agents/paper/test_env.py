@@ -1,4 +1,4 @@
-"""The environment: features against their definitions, the paper's reward, rewards that telescope."""
+"""The environment: features against their definitions, the paper's reward, and rewards that telescope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PCGrad against the definition, written out, and against an independent implementation."""
+"""PCGrad against its definition, and against an independent implementation."""
 
 from __future__ import annotations
 

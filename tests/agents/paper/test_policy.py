@@ -1,4 +1,4 @@
-"""The policy: probabilities that add up, a fast twin that agrees with the readable one, indifference to order, padding and company."""
+"""The policy: probabilities sum to one; the fast version agrees with the readable one; order, padding and batching change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tasks() -> list[Task]:
 
 
 def random_policy(seed: int = 0, all_types: bool = True) -> Policy:
-    """Away from its start, in double precision; all types occur."""
+    """A policy with perturbed weights, in double precision; all action types occur."""
     torch.manual_seed(seed)
     policy = Policy(16).double()
     with torch.no_grad():
@@ -52,7 +52,7 @@ def random_states(tables: Tables, n: int, seed: int = 0, density: float = 0.8) -
 
 
 def state_of(tables: Tables, states: States, i: int) -> State:
-    """As the readable policy wants it: one state, without padding."""
+    """One state as the readable policy takes it, without padding."""
     t = int(states.task[i])
     K, M = int(tables.n_edges[t]), int(tables.n_nodes[t])
     mask = states.mask[i, :K]
@@ -60,7 +60,7 @@ def state_of(tables: Tables, states: States, i: int) -> State:
 
 
 def slowly(policy: Policy, tables: Tables, states: States, actions: Actions) -> Evaluation:
-    """`evaluate` by the readable policy."""
+    """`evaluate`, computed by the readable policy."""
     found: list[Decision] = []
     for i, kind in enumerate(actions.type.tolist()):
         action = Action(kind, tuple(actions.edges[i, : BATCH_SIZES[kind]].tolist()), int(actions.node[i]))
@@ -69,7 +69,7 @@ def slowly(policy: Policy, tables: Tables, states: States, actions: Actions) -> 
 
 
 def acts(policy: Policy, tables: Tables, states: States, seed: int = 0) -> tuple[Actions, Evaluation]:
-    """Drawn actions, with the probabilities and values they were drawn with."""
+    """Sampled actions with their probabilities and values."""
     choice = Actor(policy, tables).act(states, torch.Generator().manual_seed(seed))
     none = torch.zeros(len(states))
     return choice.actions, Evaluation(choice.log_prob, none, none, choice.value)
@@ -112,7 +112,7 @@ def test_replay_is_the_readable_policy_with_its_gradients(tasks, n):
 
 
 def test_acting_step_by_step_or_on_recorded_noise_is_the_same(tasks):
-    """The loop that a GPU runs, in which rows that are done look on, against the one that leaves them out."""
+    """The GPU's loop, which masks out finished rows, against the loop that drops them."""
     policy, tables = random_policy(1), tables_of(tasks)
     states = random_states(tables, 30, 5, density=0.5)
     states.mask[:3] = False
@@ -145,7 +145,7 @@ def test_actions_are_legal(tasks):
 
 
 def test_probabilities_of_all_actions_add_up_to_one(tasks):
-    """Of five edges: stop, every one, every three in every order, every component."""
+    """All actions on five edges: stop, each edge, three edges in every order, each component."""
     policy, tables = random_policy(), tables_of(tasks)
     states = random_states(tables, 1, 2)
     alive = states.mask[0].nonzero()[:5, 0].tolist()

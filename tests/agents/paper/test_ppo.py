@@ -40,7 +40,7 @@ def test_gae_in_closed_form():
     assert gae(reward, value, done, last, g, 1.0)[0, 0] == pytest.approx(
         sum(g**k * reward[k, 0] for k in range(5)) + g**5 * last[0] - value[0, 0]
     )
-    done[2] = 1  # nothing flows back over an episode's end
+    done[2] = 1  # nothing propagates back across an episode's end
     cut = gae(reward, value, done, last, g, lam)[:, 0]
     assert cut[2] == pytest.approx(reward[2, 0] - value[2, 0]) and cut[3:] == pytest.approx(expected[3:])
 
@@ -53,15 +53,16 @@ def test_whitening_is_per_behaviour():
 
 
 def in_double(run: Trainer) -> Rollout:
-    """A rollout, and from then on everything in float64."""
+    """A rollout, after which everything is float64."""
     with torch.no_grad():
-        run.policy.type_head.second.bias.zero_()  # all types occur
+        run.policy.type_head.second.bias.zero_()  # all action types occur
     rollout, _ = run.collect()
     run.policy.double()
     with torch.no_grad():
         g = torch.Generator().manual_seed(1)
         for p in run.policy.parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))  # so that ratios differ
+            # so that ratios differ from 1
+            p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))
     t = run.tables
     run.tables = replace(t, edges=t.edges.double(), nodes=t.nodes.double(), degree=t.degree.double())
     states = replace(rollout.transitions.states, globals=rollout.transitions.states.globals.double())
@@ -70,7 +71,7 @@ def in_double(run: Trainer) -> Rollout:
 
 
 def slow_gradient(run: Trainer, rollout: Rollout, rows: np.ndarray) -> tuple[torch.Tensor, list[float]]:
-    """[P] PPO's loss on these samples as the papers write it, by the readable policy, and its backward pass."""
+    """[P] PPO's loss on these samples as written in the papers, computed by the readable policy, and its gradient."""
     from mechrl.agents.paper.env import Actions
 
     config, record = run.config, rollout.transitions
@@ -111,7 +112,7 @@ def test_one_backward_pass_gives_every_behaviours_gradient(size):
 
 
 def timeless(row: dict) -> dict:
-    """Without what depends on the clock."""
+    """Without the fields that depend on the clock."""
     return {key: value for key, value in row.items() if not key.startswith("time/")}
 
 
@@ -129,7 +130,7 @@ def test_ended_episodes_are_reported_by_behaviour():
 
 
 def test_lengths_and_stops_are_counted():
-    """An agent that does nothing but stop ends every episode before its first step; one that never does after the last."""
+    """An agent that always stops ends every episode at once; one that never stops ends it after the last step."""
     for bias, length, share in ((50.0, 0, 1.0), (-50.0, ENV.max_steps, 0.0)):
         run = trainer()
         with torch.no_grad():
@@ -152,7 +153,7 @@ def test_resume_equals_a_straight_run(tmp_path):
     before = [next(part), next(part)]
     assert (first.env.step_count > 0).any()  # in the middle of an episode
     save(first, tmp_path / "run.safetensors")
-    second = trainer(seed=5)  # other weights, to be overwritten
+    second = trainer(seed=5)  # different weights, to be overwritten
     second.load(tmp_path / "run.safetensors")
     after = list(second.run())
     assert [timeless(r) for r in before + after] == [timeless(r) for r in rows]

@@ -1,4 +1,4 @@
-"""What a behaviour becomes to the agent, and the paper's rule for K."""
+"""Tasks made from behaviours, and the paper's rule for K."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mechrl.models import load_model
 
 
 def linear(full: float) -> Callable[[int], float]:
-    """A ceiling that is 1 from so many candidates on."""
+    """A ceiling that reaches 1 at a given number of candidates."""
     return lambda k: min(1.0, k / full)
 
 
@@ -23,10 +23,10 @@ def linear(full: float) -> Callable[[int], float]:
     ("n_edges", "full", "k", "left_out"),
     [
         (32_491, {"a": 1000, "b": 2000}, 2000, []),  # b's is .875 with 1750
-        (32_491, {"a": 1000, "b": 3400}, 3000, []),  # .88 at the most: kept, and as many as can be
+        (32_491, {"a": 1000, "b": 3400}, 3000, []),  # .88 at most: kept, with the largest K
         (32_491, {"a": 1000, "b": 16_000}, 1000, ["b"]),
-        (1519, {"a": 400}, 380, []),  # a small graph: all its edges may be candidates
-        (71_000, {"a": 6500}, 6010, []),  # as large a share as of GPT-2 small's: 6,556 at most
+        (1519, {"a": 400}, 380, []),  # in a small graph all edges may be candidates
+        (71_000, {"a": 6500}, 6010, []),  # the same share as of GPT-2 small's graph: 6,556 at most
         (71_000, {"a": 9000}, 6556, ["a"]),
     ],
 )

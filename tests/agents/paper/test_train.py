@@ -1,4 +1,4 @@
-"""What training achieves, what it writes, and what it needs."""
+"""What training achieves, what it writes, and which packages it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mechrl.agents.paper.train import Run, describe
 from mechrl.behaviours import get_behaviour
 from mechrl.models import load_model
 
-# Rewards come with every cut, so looking only a few steps ahead learns which edges matter from far fewer transitions.
+# Every cut is rewarded at once, so a short horizon learns which edges matter from far fewer transitions.
 QUICK = dict(transitions=512, envs=64, learning_rate=3e-3, entropy=0.003, gamma=0.7)
 
 
@@ -41,7 +41,7 @@ def gain(task: Task, masks: np.ndarray, f: np.ndarray, env: EnvConfig) -> np.nda
 
 @pytest.mark.slow
 def test_a_short_training_on_toy_beats_the_untrained_policy_and_random_cutting():
-    """By 1 in return, where losing a behaviour costs up to 4.9 and the best circuits gain less than 1."""
+    """By at least 1 in return; losing a behaviour costs up to 4.9, and the best circuits gain less than 1."""
     model, env = load_model("toy"), EnvConfig(max_steps=40)
     settings = TaskSettings(pairs=4, k=80)
     tasks = [task_of(model, get_behaviour(name), settings, env) for name in ("ioi", "gendered-pronoun")]
@@ -53,7 +53,7 @@ def test_a_short_training_on_toy_beats_the_untrained_policy_and_random_cutting()
     rng = np.random.default_rng(0)
     for task, untrained in zip(tasks, before, strict=True):
         trained, masks = returns(run.policy, task, env)
-        random = rng.permuted(masks, axis=1)  # as many edges, any of them
+        random = rng.permuted(masks, axis=1)  # random circuits of the same size
         f = task.engine.faithfulness(random, task.candidates).double().numpy()
         assert trained > untrained + 1
         assert trained > gain(task, random, f, env).mean() + 1

@@ -1,4 +1,4 @@
-"""Starts of episodes for the planner's tests: planted circuits, small random models, and records of them."""
+"""Starts of episodes for the planner's tests: planted circuits, small random models, and records from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def some_circuit(start: Start, part: float = 0.5, seed: int = 0) -> np.ndarray:
 
 
 def feeds(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (node, reader): what feeds a node. A head has a q, k and v, heads of a group share the last two; an MLP has one."""
+    """Pairs (node, reader): which nodes each input feeds. A head has q, k and v, heads of a group share k and v; an MLP has one input."""
     H, G, pairs = graph.n_heads, graph.n_kv_heads, []
     for layer in range(graph.n_layers):
         for h in range(H):

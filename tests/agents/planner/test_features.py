@@ -1,4 +1,4 @@
-"""Features: numbers of edges counted by name, and nothing that depends on a model's size or on how its pairs are ordered."""
+"""Features count edges as expected, and do not depend on a model's size or the order of its pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fitting: a rule that was planted in the effects is learned and transfers; from shuffled effects nothing is."""
+"""Fitting: a rule planted in the effects is learned and transfers; from shuffled effects nothing is learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = FitSettings(epochs=12, hidden=48, circuits=4)
 
 
 def made_up(seed: int) -> Record:
-    """Edges into MLPs cost ten times what their gradients say, those into v a tenth; costs of a set add up, and then half as much again."""
+    """Edges into MLPs cost ten times their gradient's estimate, those into v a tenth; the cost of a set is 1.5 times the sum."""
     rng = np.random.default_rng(seed)
     n, m, T = int(rng.integers(60, 160)), 10, 90
     edges = rng.choice(GRAPH.n_edges, n + m, replace=False)
@@ -66,7 +66,7 @@ def test_a_planted_rule_is_learned_and_transfers(made) -> None:
 
 
 def test_from_shuffled_effects_nothing_is_learned(made) -> None:
-    """The control can fail: the same network on effects that belong to other edits does worse than gradients."""
+    """A negative control: the same network fitted to other edits' effects does worse than gradients."""
     train, test = made
     rng = np.random.default_rng(0)
     shuffled = [replace(r, f=np.concatenate([r.f[:1], rng.permutation(r.f[1:])])) for r in train]

@@ -1,4 +1,4 @@
-"""Looks: gradients by groups of pairs, against an engine for every group; what they add up to and what they cost."""
+"""Looks: gradients by groups of pairs, against one engine per group; their sums and their cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_look_is_that_of_an_engine_for_every_group(kind: str) -> None:
             assert np.allclose(look.gains[a, q], expected[alive], atol=1e-6)
             if alpha == 1:
                 assert np.allclose(look.outside_gains[q], expected[outside], atol=1e-6)
-    # the way of a GPU, all groups in one call
+    # as on a GPU, all groups in one call
     looker.by_group = [
         Engine(problem.model, problem.pairs.take(p.tolist())) for p in np.array_split(np.arange(8), GROUPS)
     ]
@@ -59,4 +59,4 @@ def test_a_look_costs_three_passes_for_each_alpha() -> None:
     start.looker.look(some_circuit(start), np.zeros(0, dtype=int), 0.5)
     assert start.passes == pytest.approx(3 * (len(FIRST_ALPHAS) + len(ALPHAS)) * a_pass)
     full = problem.engine.gradient(np.ones((1, problem.model.graph.n_edges))).gradient
-    assert np.abs(full.numpy()).max() < 1e-9  # what is not looked at is zero
+    assert np.abs(full.numpy()).max() < 1e-9  # edges outside the look have zero gradient

@@ -1,4 +1,4 @@
-"""The network: before training an edit does what its edges do; sums do not know orders; what is saved comes back."""
+"""The network: before training an edit's effect is the sum of its edges' effects; order does not matter; saving round-trips."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scene() -> tuple[Graph, Seen]:
 def network(seen: Seen, train: bool = False) -> EditModel:
     torch.manual_seed(0)
     model = EditModel(NetworkConfig(seen.edges.shape[1], hidden=16, pooled=3, interaction=2))
-    if train:  # as if it had learned something
+    if train:  # as if it had been trained
         for p in model.parameters():
             p.data += 0.1 * torch.randn_like(p)
     return model.eval()
@@ -53,7 +53,7 @@ def test_untrained_an_edit_does_what_its_edges_do(scene) -> None:
 
 
 def test_an_edit_is_a_set(scene) -> None:
-    """Neither the order of edges nor that of the other edits matters."""
+    """Neither the order of edges nor the other edits in the batch matter."""
     _, seen = scene
     model, (cut, add) = network(seen, train=True), edits(seen)
     effect = model.effect(model.edges(seen), cut, add)

@@ -1,4 +1,4 @@
-"""Episodes: planted circuits, what the agent promises about its result, what it is charged, what trials teach it."""
+"""Episodes: planted circuits, guarantees about the result, passes charged, and what trials teach the agent."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from mechrl.agents.planner.episode import Episode
+from mechrl.agents.planner.fresh import Fresh
 from mechrl.agents.planner.network import Edges, Effect
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.plan import Planner, Predictor
 from mechrl.agents.planner.shipped import load_planner, shipped
 from mechrl.agents.planner.untrained import Gradients
 from tests.agents.planner.tasks import planted_start, tiny_start
 from tests.planted import planted_chain, planted_parallel, planted_qkv
 
 
-def model_of(name: str) -> Model:
+def model_of(name: str) -> Predictor:
     return load_planner(shipped(name)) if name in ("toy", "smollm2") else Gradients(name)
 
 
@@ -66,7 +67,7 @@ def test_an_episode_is_the_same_twice_and_charges_every_look_and_trial() -> None
 
 
 class Optimist:
-    """Believes that nothing costs anything."""
+    """Predicts that no edit has a cost."""
 
     def edges(self, seen) -> Edges:
         nothing = torch.zeros(len(seen.edges))
@@ -95,7 +96,7 @@ def test_a_start_below_tau_is_the_end() -> None:
 
 
 def test_aiming_at_fresh_pairs_leaves_room_for_the_predicted_gap() -> None:
-    """With a gap of .1, f on the discovery pairs is never let below τ + .1."""
+    """With a gap of .1, f on the discovery pairs never falls below τ + .1."""
 
     class Gap(Gradients):
         def effect(self, edges, cut, add) -> Effect:
@@ -103,7 +104,7 @@ def test_aiming_at_fresh_pairs_leaves_room_for_the_predicted_gap() -> None:
             return Effect(found.mu, found.log_sigma, found.gap + 0.1, found.log_sigma_gap)
 
     start = tiny_start()
-    planner = Planner(start, Gap(), 0.8, fresh=True)
+    planner = Planner(start, Gap(), 0.8, Fresh(0.8, None))
     met: list[float] = []
     planner.run(planner.begin(), lambda e: met.append(e.f))
     assert min(met) >= 0.9 - 1e-6 and np.isclose(planner.begin().gap, 0)

@@ -1,7 +1,7 @@
-"""An environment with a planted rule, where the smallest circuit is known: what is learned is worth edges, and only what is learned.
+"""An environment with a planted rule and a known smallest circuit: learning the rule saves edges, and nothing else does.
 
-Effects add up: f = 1 − Σ effects of the edges that are missing. But gradients mislead: an edge into an MLP costs ten times what its
-gradient says, one into v a tenth. The cheapest edges that 1 − τ pays for make the best circuit.
+Effects are additive: f = 1 − Σ effects of the missing edges. But gradients mislead: an edge into an MLP costs ten times its gradient's
+estimate, one into v a tenth. The best circuit cuts the cheapest edges that fit into 1 − τ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mechrl.agents.planner.features import First, Seen, kinds
 from mechrl.agents.planner.fit import FitSettings, fit
 from mechrl.agents.planner.look import ALPHAS, GROUPS, Look
 from mechrl.agents.planner.network import Edges, Effect, squash
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.plan import Planner, Predictor
 from mechrl.agents.planner.records import Record
 from mechrl.agents.planner.untrained import Gradients
 from mechrl.graph import Graph
@@ -27,13 +27,13 @@ GRAPH, N, TAU = Graph(4, 6, 2), 250, 0.9
 
 
 class Planted:
-    """Stands for a `Start`, and its looker: a look costs six passes and a trial one."""
+    """Stands in for a `Start` and its looker: a look costs six passes and a trial one."""
 
     graph = GRAPH
 
     def __init__(self, seed: int) -> None:
         self.rng, self.passes, self.looker = np.random.default_rng(seed), 0.0, self
-        self.batches: list[int] = []  # circuits of every call
+        self.batches: list[int] = []  # number of circuits in every call
         self.seen = np.zeros(0, dtype=int)  # candidates of the last look
         self.candidates = np.sort(self.rng.choice(GRAPH.n_edges, N, replace=False))
         factor = np.array([1, 1, 0.1, 10, 1])[kinds(GRAPH)[1][GRAPH.edge_receiver[self.candidates]]]
@@ -70,7 +70,7 @@ class Planted:
         return Look(self.candidates[alive], seen, self.candidates[outside], gains[:, outside], f)
 
     def record(self) -> Record:
-        """Edits of a random circuit, and what they do: single cuts and additions, and sets of both."""
+        """Edits of a random circuit with their effects: single cuts and additions, and sets of both."""
         rng, mask = self.rng, self.rng.random(N) < self.rng.uniform(0.2, 1)
         outside, alive = np.flatnonzero(~mask)[:20], np.flatnonzero(mask)
         n, m = len(alive), len(outside)
@@ -89,7 +89,7 @@ class Planted:
 
 
 class Oracle:
-    """Knows every effect."""
+    """Knows every effect exactly."""
 
     def __init__(self, start: Planted) -> None:
         self.start = start
@@ -122,14 +122,14 @@ def test_a_round_tries_four_edits_first_and_goes_on_only_where_that_is_worth_it(
         planner.step(episode)
         assert start.batches[0] <= 4
         won, spent = n - int(episode.mask.sum()), start.passes - passes
-        assert spent - sum(start.batches) in (3, 6)  # a look, with or without the path
+        assert spent - sum(start.batches) in (3, 6)  # a look, with or without the gradients at 0.79 M
         if spent > plan.PASSES_PER_EDGE * won and episode.f - TAU < plan.ROOM:
             assert episode.done
     assert episode.rounds > 2
 
 
-def edges_and_passes(model: Model) -> np.ndarray:
-    """Of episodes in six environments that nothing was fitted to: edges beside those of the smallest circuit, and passes."""
+def edges_and_passes(model: Predictor) -> np.ndarray:
+    """For episodes in six environments that nothing was fitted to: edges relative to the smallest circuit, and passes."""
     found = []
     for seed in range(100, 106):
         start = Planted(seed)
@@ -141,7 +141,7 @@ def edges_and_passes(model: Model) -> np.ndarray:
 
 @pytest.mark.slow
 def test_what_is_learned_is_worth_edges_and_from_shuffled_effects_nothing_is() -> None:
-    """The same network fitted to effects that belong to other edits finds no smaller circuits than bare gradients do."""
+    """The same network fitted to other edits' effects finds no smaller circuits than plain gradients do."""
     records = [Planted(seed).record() for seed in range(48)]
     rng, settings = np.random.default_rng(0), FitSettings(epochs=20, hidden=48, circuits=4)
     shuffled = [replace(r, f=np.concatenate([r.f[:1], rng.permutation(r.f[1:])])) for r in records]

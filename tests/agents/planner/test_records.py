@@ -1,4 +1,4 @@
-"""Walks and records: what is written is what the engine says; a walk is the same twice; damaged files are refused."""
+"""Walks and records: records match the engine; a repeated walk is identical; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_record_says_what_its_edits_did(toy, found: Walk) -> None:
         assert known[0] and 1 < known.sum() < len(known)
         assert np.allclose(fresh.faithfulness(masks[known]), record.f_fresh[known], atol=1e-5)
         assert not record.cut[0].any() and not record.add[0].any() and record.f[0] == record.look.f
-        assert record.add.any(0).all()  # nothing is kept of edges outside that were not tried
+        assert record.add.any(0).all()  # edges outside that were not tried are not stored
     sizes = [len(record.look.alive) for record in found.records]
     assert sizes == sorted(set(sizes), reverse=True)
 

@@ -1,4 +1,4 @@
-"""Warm start (the paper's section 5.1): resume training on one held-out behaviour, from a policy's weights alone, for eighty iterations.
+"""Warm start (the paper's section 5.1): train a policy for eighty more iterations on one held-out behaviour, with a new optimiser.
 
 The control trains from random weights on the same task for two hundred. Initialisation is the only other difference.
 """
@@ -27,7 +27,7 @@ def adaptation(from_scratch: bool, iterations: int | None = None, envs: int = 4,
 
 
 def method_of(from_scratch: bool) -> str:
-    """What circuits and tables call it."""
+    """The method's name in circuits and tables."""
     return "paper-from-scratch" if from_scratch else "paper-adapted"
 
 
@@ -41,7 +41,8 @@ def trainer_of(
     folder: Path,
     from_scratch: bool,
 ) -> tuple[Trainer, dict[str, Any]]:
-    """A trainer of the policy of a folder on one task, or of an untrained one of its width; and what its run is."""
+    """A trainer for one task, starting from the policy in a folder or from random weights of the same width; and the description of its
+    run."""
     if from_scratch:
         torch.manual_seed(config.seed)
         policy = Policy(policy.width)

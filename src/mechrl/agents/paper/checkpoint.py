@@ -1,5 +1,4 @@
-"""What a trained policy is on disk: config.json and model.safetensors, as on the hub, and run.json beside them, which says what it was
-trained on."""
+"""A trained policy on disk: config.json and model.safetensors, as on the hub, and run.json, which says what it was trained on."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
-    """The policy in a folder; one line for people when the folder is not what it should be."""
+    """The policy in a folder. A folder that holds none, or a damaged one, raises a one-line error."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise MechRLError(
@@ -38,9 +37,9 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
             )
     try:
         config = read_json(folder / CONFIG)
-        if "stop_bias" in config:  # what older versions wrote
+        if "stop_bias" in config:  # written by older versions
             raise MechRLError(
-                f"{folder}: a policy of a kind that was retired; use `mechrl discover`, or train one anew with `mechrl train`"
+                f"{folder}: a policy of a retired kind; use `mechrl discover`, or train a new one with `mechrl train`"
             )
         width = config["width"]
         if config["agent"] != _AGENT or type(width) is not int or not 1 <= width <= MOST_WIDTH:
@@ -61,11 +60,11 @@ def load_policy(folder: Path, device: torch.device | str = "cpu") -> Policy:
 
 
 def trained_with(folder: Path) -> tuple[TaskSettings, EnvConfig]:
-    """The candidate sets and episodes that a policy was trained on; the paper's, where no run.json says otherwise."""
+    """The candidate sets and episodes that a policy was trained on; the paper's if there is no run.json."""
     try:
         known = read_json(folder / RUN)
         return made_of(TaskSettings, known["task"]), made_of(EnvConfig, known["env"])
     except FileNotFoundError:
         return TaskSettings(), EnvConfig()
     except (OSError, KeyError, TypeError, ValueError) as exc:
-        raise MechRLError(f"{folder / RUN}: damaged; remove it to go by the paper's settings") from exc
+        raise MechRLError(f"{folder / RUN}: damaged; remove it to use the paper's settings") from exc

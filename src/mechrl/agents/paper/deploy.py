@@ -1,6 +1,6 @@
 """Deployment: a frozen policy finds a circuit (the paper's sections 5.1 and 5.3).
 
-Sixteen sampled episodes and a greedy one run side by side. Each ends in a circuit, its last mask; the most faithful one is the answer,
+Sixteen sampled episodes and a greedy one run in parallel. The last mask of each is a circuit; the most faithful of these is the result,
 whatever its size.
 """
 
@@ -43,29 +43,29 @@ from mechrl.ranges import check_seed
 from mechrl.search.fresh_pairs import fresh
 from mechrl.search.problem import Interrupted
 
-ROLLOUTS = 16  # sampled ones; the greedy one comes on top
+ROLLOUTS = 16  # sampled ones; the greedy one is extra
 _SAVE_EVERY = 10.0  # seconds
 _HISTORY = ("type", "edges", "node")
 
-Report = Callable[[int, str], None]  # the step that was done, and a line about it
+Report = Callable[[int, str], None]  # the step just done, and a line about it
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is asked for. The agent aims at its own target, τ_i = c_i − δ; `tau` is what the answer is held against."""
+    """What to deploy. The agent aims at its own target, τ_i = c_i − δ; `tau` is only used to report whether the circuit reaches it."""
 
     tau: float = 0.9
     rollouts: int = ROLLOUTS
     seed: int = 0
     method: str = "paper"
-    about: Mapping[str, Any] = field(default_factory=dict)  # more that the circuit should say of itself
-    passes_before: float = 0.0  # spent on this circuit, and not on the account of the task's engine
+    about: Mapping[str, Any] = field(default_factory=dict)  # further facts for the circuit's file
+    passes_before: float = 0.0  # spent on this circuit but not charged to the task's engine
     seconds_before: float = 0.0
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Whoever looks on hears of every step; with `path` the way is saved now and then; `stopping` says to leave, by `Interrupted`."""
+    """`report` is called after every step; with `path` the state is saved every few seconds; if `stopping()`, `Interrupted` is raised."""
 
     report: Report = lambda step, line: None
     path: Path | None = None
@@ -79,14 +79,14 @@ NOBODY = Watch()
 class Trajectory:
     """One rollout. `f` and `size` begin with the whole candidate set."""
 
-    mask: np.ndarray  # [K] bool, what is left at the end
+    mask: np.ndarray  # [K] bool, the circuit at the end
     f: np.ndarray  # [steps + 1]
     size: np.ndarray  # [steps + 1]
     cuts: tuple[tuple[int, ...], ...]  # [steps] the candidates that each action cut, in order
 
 
 class Rollouts:
-    """`n` sampled episodes and a greedy one, the last, side by side. They can be left after any step and taken up again."""
+    """`n` sampled episodes and a greedy one, the last, in parallel. They can be interrupted after any step and resumed."""
 
     def __init__(self, policy: Policy, task: Task, config: EnvConfig, n: int, seed: int) -> None:
         device = next(policy.parameters()).device
@@ -101,7 +101,7 @@ class Rollouts:
         self._passes, self._began, self._seconds = task.engine.passes, time.perf_counter(), 0.0
 
     def step(self) -> None:
-        """One step of every episode that has not ended. Those that have stay as they are."""
+        """One step of every running episode; ended ones do not change."""
         env = self.env
         states = States.of(env.task, env.mask, env.globals(), self.device)
         actions = self.actor.act(states[self.n :], greedy=True).actions
@@ -126,7 +126,7 @@ class Rollouts:
             watch.report(
                 len(self.actions), f"step {len(self.actions)}, {edges:,.0f} edges left, f {f:.3f} on average"
             )
-            asked = watch.stopping()  # once: it may become true between two looks
+            asked = watch.stopping()  # once: the answer may change between two calls
             if path is not None and (asked or time.monotonic() - last > _SAVE_EVERY):
                 content, last = self._to_bytes(), time.monotonic()
                 saving.attempt(lambda content=content: write_atomically(path, content))  # type: ignore[misc]
@@ -136,7 +136,7 @@ class Rollouts:
 
     @property
     def seconds_before(self) -> float:
-        """Spent by the processes before this one."""
+        """Seconds spent by earlier processes."""
         return self._seconds
 
     def _episode(self, i: int) -> Trajectory:
@@ -157,10 +157,10 @@ class Rollouts:
         f = np.array([f[i] for f in self.f[: len(size)]])
         return Trajectory(mask, f, np.array(size), tuple(cuts))
 
-    # ---- leaving and coming back ------------------------------------------------------------------------------------
+    # ---- interrupting and resuming -----------------------------------------------------------------------------------
 
     def _of(self) -> dict[str, np.ndarray]:
-        """Whose rollouts these are."""
+        """What identifies these rollouts."""
         return {
             "candidates": self.task.candidates,
             "tau": np.array(self.task.tau),
@@ -180,7 +180,8 @@ class Rollouts:
         return sealed(arrays, {"spent": json.dumps(spent)})
 
     def restore(self, path: Path) -> bool:
-        """To where these rollouts were left; False, and nothing has changed, if the file is damaged or another's: that costs time only."""
+        """Restores the saved state. If the file is damaged or belongs to other rollouts, changes nothing and returns False: that only
+        costs time."""
         try:
             arrays, texts = read_sealed(path)
             spent = {key: float(value) for key, value in parse_json(texts["spent"]).items()}
@@ -198,7 +199,7 @@ class Rollouts:
         return True
 
     def _fits(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Whether they are these rollouts', at some step."""
+        """Whether the arrays are a state of these rollouts."""
         n, steps = self.n + 1, len(arrays["type"])
         shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE} | {"running": (n,)}
         shapes |= {
@@ -220,7 +221,7 @@ def discover(
     deployment: Deployment = Deployment(),  # noqa: B008 (frozen)
     watch: Watch = NOBODY,
 ) -> Circuit:
-    """The circuit that a policy finds for a behaviour of a model, from nothing: pairs, prefilter, rollouts, choice."""
+    """Finds a circuit with a policy, from scratch: pairs, prefilter, rollouts, choice."""
     began = time.perf_counter()
     task = task_of(model, behaviour, settings, env)
     deployment = replace(deployment, seconds_before=time.perf_counter() - began)
@@ -237,7 +238,7 @@ def deploy(
     deployment: Deployment,
     watch: Watch = NOBODY,
 ) -> Circuit:
-    """The same on a task that is ready; what its engine was charged before is part of the cost."""
+    """The same for an existing task; passes that its engine was already charged are part of the cost."""
     began = time.perf_counter()
     running = Rollouts(policy, task, env, deployment.rollouts, deployment.seed)
     episodes = running.run(watch)

@@ -2,8 +2,8 @@
 
     State       edge and node features (features.py), the mask m_t, six globals g_t
     Actions     stop; cut 1, 3, 10 or 30 edges (a batch cut); cut all remaining edges out of one component (a node cut)
-    Transition  the edges go for good; one forward pass measures the new f
-    Reward      r_t = Φ(f_{t+1}, k_{t+1}) − Φ(f_t, k_t), so that an episode's rewards add up to Φ(end) − Φ(start)
+    Transition  the cut is permanent; one forward pass measures the new f
+    Reward      r_t = Φ(f_{t+1}, k_{t+1}) − Φ(f_t, k_t), so an episode's rewards sum to Φ(end) − Φ(start)
 
 An episode ends when the agent stops, or after 150 steps.
 """
@@ -21,7 +21,7 @@ from mechrl.engine import Engine, ManyEngines
 ACTION_TYPES = ("stop", "cut-1", "cut-3", "cut-10", "cut-30", "node")
 STOP, NODE = 0, 5
 BATCH_SIZES = (0, 1, 3, 10, 30, 0)  # edges that an action of each type picks
-NEEDS = (0, 1, 3, 10, 30, 1)  # edges that must be left for it
+NEEDS = (0, 1, 3, 10, 30, 1)  # edges that must be left for the action to be legal
 MAX_PICKS = max(BATCH_SIZES)
 PRESENT = 2  # column of the globals: the fraction of edges present
 STATE = ("task", "mask", "f", "change", "step_count")  # all that the next step of a `VectorEnv` depends on
@@ -31,10 +31,10 @@ STATE = ("task", "mask", "f", "change", "step_count")  # all that the next step 
 class EnvConfig:
     """The reward's weights and the episode's length. The defaults are the paper's."""
 
-    w: float = 1.0  # of sparsity
-    lam: float = 5.0  # λ, of faithfulness that is missing
+    w: float = 1.0  # weight of sparsity
+    lam: float = 5.0  # λ, the weight of missing faithfulness
     margin: float = 0.0  # δ in τ = c − δ
-    already_cut: float = -0.01  # for cutting an edge that is gone
+    already_cut: float = -0.01  # reward for cutting an edge that is already cut
     max_steps: int = 150
 
     def tau(self, ceiling: float) -> float:
@@ -50,7 +50,7 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class Task:
-    """A behaviour as the agent meets it: an engine on its discovery pairs, and its candidate set."""
+    """A behaviour as the agent sees it: an engine on its discovery pairs, and its candidate set."""
 
     name: str
     engine: Engine
@@ -83,13 +83,13 @@ class Actions:
     """One action per environment. `edges` holds the picks of a batch cut in order, then −1."""
 
     type: np.ndarray  # [n]
-    edges: np.ndarray  # [n, 30] places among the candidates
-    node: np.ndarray  # [n] place among the components, for node cuts
+    edges: np.ndarray  # [n, 30] indices into the candidates
+    node: np.ndarray  # [n] index of a component, for node cuts
 
 
 @dataclass
 class Steps:
-    """What a step brought, per environment."""
+    """The result of a step, per environment."""
 
     reward: np.ndarray  # [n]
     f: np.ndarray  # [n] faithfulness after the step ...
@@ -98,9 +98,9 @@ class Steps:
 
 
 class VectorEnv:
-    """`n` episodes side by side. Each step is one call of the engine with all their circuits.
+    """`n` episodes in parallel. Each step is one call of the engine with all their circuits.
 
-    An episode that ends makes room for the next, whose behaviour is drawn at random. A reset costs no pass: the ceiling is known.
+    When an episode ends, a new one starts, with a random behaviour. A reset costs no pass: the ceiling is known.
     """
 
     def __init__(self, tasks: Sequence[Task], n: int, config: EnvConfig, rng: np.random.Generator) -> None:
@@ -151,7 +151,7 @@ class VectorEnv:
         return self.config.potential(self.f, self.mask.sum(1), self.K[self.task], self.tau[self.task])
 
     def _cut(self, actions: Actions) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts; [n] bool whether an action cut what was cut already, and whether it cut anything."""
+        """Applies the cuts. Returns [n] bool: whether an action cut an edge that was already cut, and whether it cut anything."""
         wasted, changed = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=bool)
         for i in np.flatnonzero(actions.type != STOP):
             if actions.type[i] == NODE:

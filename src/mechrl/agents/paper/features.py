@@ -1,4 +1,4 @@
-"""X^e and X^n: what the policy sees of a candidate set, whatever the model (the paper's Table 1 and appendix A.3).
+"""X^e and X^n: what the policy sees of a candidate set, for any model (the paper's Table 1 and appendix A.3).
 
 Everything is normalised within the behaviour: scores by the largest |score|, layers and distances by L − 1, degrees and summed
 scores by their largest value. Ranks lie in [0, 1], with 0 for the highest |score|. The input counts as layer 0, the logits as

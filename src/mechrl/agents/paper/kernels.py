@@ -1,13 +1,13 @@
-"""The policy's heavy parts, without ever holding a [states, K, H] tensor: Triton on a CUDA device, chunked torch elsewhere.
+"""The policy's expensive operations, without a [states, K, H] tensor: Triton on a CUDA device, chunked torch elsewhere.
 
-The states come in groups of equal size, [G, U]: while training one group per behaviour, padded, of which the first `count[g]` are of
-interest; while acting one group per state. `task` [G] says whose tables a group reads.
+States come in groups of equal size, [G, U]. In training there is one group per behaviour, padded; only its first `count[g]` states are
+real. In acting there is one group per state. `task` [G] is the table that a group reads.
 
     pool      sum and elementwise maximum of the table rows that a state consists of
     picks     log-probability of a pick and entropy of its distribution, from scores w · relu(first_k + shift_u)
 
-Table entries are not negative, and the last row is zero: it stands for nothing. Every sum has a fixed order, except
-in the maximum's gradient: there the winners' shares are added up by torch's scatter_add_, on CUDA in any order.
+Table entries are not negative; the last row is zero and used as padding. Every sum has a fixed order, except in the
+maximum's gradient: there torch's scatter_add_ adds the winners' shares, on CUDA in any order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ try:
 except ImportError:  # a machine without CUDA
     triton = None
 
-_CHUNK = 2**18  # numbers in one [states, K, H] block of the torch twins: about what a core's cache holds
-_PROGRAMS = 1024  # enough for a GPU to be busy
+_CHUNK = 2**18  # numbers in one [states, K, H] block of the torch versions: about what a core's cache holds
+_PROGRAMS = 1024  # enough to keep a GPU busy
 
 
 def available(like: Tensor) -> bool:
@@ -36,8 +36,8 @@ def available(like: Tensor) -> bool:
 
 
 def pool(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. The row of a maximum of 0 may be any:
-    only the row that stands for nothing is 0."""
+    """Sum, maximum and the maximum's row, each [G, U, H], of the rows [G, U, I] of table [T, R, H]. For a maximum of 0 the row may be any:
+    only the padding row is 0."""
     return (pool_triton if available(table) else pool_torch)(table, rows, task, count)
 
 
@@ -60,7 +60,7 @@ class SumAndMax(torch.autograd.Function):
 
 
 def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Looking for a maximum's place is slow: first for its block of 64 items, then there."""
+    """Finding a maximum's index is slow, so first find its block of 64 items, then its index there."""
     (_, R, H), (G, U, n_items) = table.shape, rows.shape
     rows = nn.functional.pad(rows, (0, -n_items % 64), value=R - 1)
     total, top = table.new_zeros(G, U, H), table.new_zeros(G, U, H)
@@ -81,7 +81,7 @@ def pool_torch(table: Tensor, rows: Tensor, task: Tensor, count: Tensor) -> tupl
 
 
 def _by_table(task: Tensor, count: Tensor, U: int, step: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """A table and the places (g, u) of at most `step` states that read it, until all are through."""
+    """A table and the indices (g, u) of at most `step` states that read it, until all states are done."""
     wanted = torch.arange(U, device=count.device) < count[:, None]
     for t in task.unique().tolist():
         for places in (wanted & (task == t)[:, None]).nonzero().split(step):
@@ -124,7 +124,7 @@ class Picks(torch.autograd.Function):
     """Log-probability [G, U] of the picks [G, U] among the alive edges, and entropy [G, U] of the distributions.
 
     With p = softmax(s): ∂ log p_pick / ∂s = 1_pick − p and ∂ entropy / ∂s = −p (log p + entropy). With S = 1[first + shift > 0] ∂s summed
-    over states or over edges, the score's own gradients are S · weight, and ∂weight = Σ first · S_k + Σ shift · S_u."""
+    over states or over edges, the gradients of `first` and `shift` are S · weight, and ∂weight = Σ first · S_k + Σ shift · S_u."""
 
     @staticmethod
     def forward(
@@ -170,7 +170,7 @@ def scores_torch(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, cou
 def scores_backward_torch(
     d_score: Tensor, first: Tensor, shift: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Σ_u [G, H, K] and Σ_k [G, U, H] of d_score where the hidden unit is on; group g reads table g."""
+    """Σ_u [G, H, K] and Σ_k [G, U, H] of d_score where the hidden unit is active; group g reads table g."""
     H, K = first.shape[1:]
     of_edges, of_states = torch.zeros_like(first), torch.zeros_like(shift)
     step = max(1, _CHUNK // (K * H))
@@ -191,7 +191,7 @@ def scores_triton(first: Tensor, shift: Tensor, weight: Tensor, task: Tensor, co
     block_k = 128
     result = first.new_empty(G, U, K)
     _scores_kernel[(G * triton.cdiv(U, block_u), triton.cdiv(K, block_k))](
-        # hidden units one after the other: transposed, the states' shares of a unit are contiguous
+        # one hidden unit at a time: transposed, the states' shares of a unit are contiguous
         *(
             first.contiguous(),
             shift.mT.contiguous(),
@@ -234,7 +234,7 @@ def scores_backward_triton(
     per_chunk = triton.cdiv(K, chunks)
     of_states = shift.new_empty(chunks, G, U, H)
     _of_states_kernel[(blocks, triton.cdiv(H, block_h), chunks)](
-        # both are read along k: transposed copies keep the reads contiguous
+        # both are read along k; transposed copies keep the reads contiguous
         *(d_score.mT.contiguous(), first.mT.contiguous(), shift, count, of_states, G, U, K, per_chunk),
         H=H,
         unroll=4,
@@ -245,11 +245,11 @@ def scores_backward_triton(
     return of_edges, of_states.sum(0)
 
 
-# ---- de-conflicting -----------------------------------------------------------------------------------------------------
+# ---- PCGrad -------------------------------------------------------------------------------------------------------------
 
 
 def project(gram: Tensor, order: Tensor) -> Tensor:
-    """[T, T] row i: gradient i, projected on the others in the order [T, T] of its row, in terms of the originals."""
+    """[T, T] row i: gradient i projected on the others, in the order [T, T] of its row, as coefficients of the original gradients."""
     return (project_triton if triton is not None and gram.is_cuda else project_torch)(gram, order)
 
 
@@ -257,7 +257,7 @@ def project_torch(gram: Tensor, order: Tensor) -> Tensor:
     T = len(gram)
     itself = torch.arange(T, device=gram.device)
     coefficients = torch.eye(T, dtype=gram.dtype, device=gram.device)
-    for j in order.T:  # for every i another one
+    for j in order.T:  # a different one for every i
         dot = (coefficients * gram[j]).sum(1)
         # a zero gradient has no negative product, so nothing is divided by zero
         conflict = (dot < 0) & (j != itself)
@@ -282,7 +282,7 @@ if triton is not None:
         table, rows, task, count, total, top, place, G, U, n_items, R, per_chunk,
         H: tl.constexpr, block_u: tl.constexpr, block_i: tl.constexpr, block_h: tl.constexpr,
     ):  # fmt: skip
-        """One program: block_u states of a group, block_h units, a chunk of the items, block_i items at a time."""
+        """One program: block_u states of a group, block_h units, a chunk of the items in steps of block_i."""
         n_blocks = tl.cdiv(U, block_u)
         g = tl.program_id(0) // n_blocks
         start = (tl.program_id(0) % n_blocks) * block_u
@@ -324,7 +324,7 @@ if triton is not None:
         first, shift, weight, task, count, result, U, K, weight_g, weight_h,
         H: tl.constexpr, unroll: tl.constexpr, block_u: tl.constexpr, block_k: tl.constexpr,
     ):  # fmt: skip
-        """One program: block_u states of a group × block_k edges, one hidden unit after the other."""
+        """One program: block_u states of a group × block_k edges, one hidden unit at a time."""
         n_blocks = tl.cdiv(U, block_u)
         g = tl.program_id(0) // n_blocks
         start = (tl.program_id(0) % n_blocks) * block_u
@@ -348,7 +348,7 @@ if triton is not None:
         d_score, first, shift, count, result, U, K,
         H: tl.constexpr, unroll: tl.constexpr, block_h: tl.constexpr, block_k: tl.constexpr,
     ):  # fmt: skip
-        """Σ_u: one program: block_h units × block_k edges of a group, one state after the other."""
+        """Σ_u: one program: block_h units × block_k edges of a group, one state at a time."""
         n_blocks = tl.cdiv(K, block_k)
         g = (tl.program_id(0) // n_blocks).to(tl.int64)
         k = (tl.program_id(0) % n_blocks) * block_k + tl.arange(0, block_k)
@@ -373,7 +373,7 @@ if triton is not None:
         d_score, first, shift, count, result, G, U, K, per_chunk,
         H: tl.constexpr, unroll: tl.constexpr, block_u: tl.constexpr, block_h: tl.constexpr,
     ):  # fmt: skip
-        """Σ_k: one program: block_u states × block_h units of a group, a chunk of the edges one after the other."""
+        """Σ_k: one program: block_u states × block_h units of a group, a chunk of the edges one at a time."""
         n_blocks = tl.cdiv(U, block_u)
         g = (tl.program_id(0) // n_blocks).to(tl.int64)
         start = (tl.program_id(0) % n_blocks) * block_u

@@ -1,6 +1,6 @@
-"""metrics.jsonl, and TensorBoard where it is installed: that of a run which is resumed forgets what lies beyond an iteration.
+"""metrics.jsonl, and TensorBoard if it is installed. A resumed run drops the entries beyond its checkpoint from both.
 
-Lines that cannot be written, on a full disk, wait for the next attempt, in their order.
+Lines that cannot be written, on a full disk, are kept in order for the next attempt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METRICS = "metrics.jsonl"
 
 
 class Log:
-    """Of one run."""
+    """The log of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / METRICS
@@ -30,7 +30,7 @@ class Log:
 
     @contextmanager
     def after(self, iteration: int) -> Iterator[Log]:
-        """To be written from an iteration on."""
+        """The log, to be continued after an iteration."""
         self._to_board(lambda: self._open_board(iteration))
         try:
             yield self
@@ -47,7 +47,7 @@ class Log:
                 self._to_board(partial(self._board.add_scalar, key, value, row["iteration"]))
 
     def flush(self) -> None:
-        """Appends the lines that wait: all, or none of them."""
+        """Appends the waiting lines: all or none."""
         if not self._waiting:
             return
         try:
@@ -74,11 +74,11 @@ class Log:
             )
 
     def _to_board(self, do: Callable[[], None]) -> None:
-        """Its numbers are in metrics.jsonl too: where it cannot write, it is done without."""
+        """The numbers are in metrics.jsonl too, so if TensorBoard cannot write, the run continues without it."""
         try:
             do()
         except OSError as exc:
             say(
-                f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run goes on without TensorBoard"
+                f"{self.path.parent / 'tb'}: cannot be written ({exc.strerror}); the run continues without TensorBoard"
             )
             self._board = None

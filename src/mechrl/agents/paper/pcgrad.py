@@ -4,8 +4,8 @@ Every gradient is projected on the *original* others, in random order, and never
 
     g_i ← g_i − (g_i · g_j) / ‖g_j‖² g_j        if g_i · g_j < 0
 
-and the projected gradients are added up. All of that happens in the span of the gradients, so it is arithmetic on their Gram matrix:
-the large vectors are touched twice.
+and the projected gradients are summed. Everything happens in the span of the gradients, so it is arithmetic on their Gram matrix:
+the large vectors are read only twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mechrl.agents.paper.kernels import project
 
 
 def orders(T: int, rng: np.random.Generator) -> np.ndarray:
-    """[T, T] for every gradient an order of all."""
+    """[T, T] for every gradient a random order of all gradients."""
     return np.stack([rng.permutation(T) for _ in range(T)])
 
 

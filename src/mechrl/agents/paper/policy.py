@@ -4,8 +4,9 @@
     c = MLP_c([mean h^e, max h^e, mean h^n, max h^n, g])
     type and value heads read c; the edge head reads [h^e_i, c], the node head [h^n_j, c]
 
-Edges and components are scored one by one with shared weights, so the parameters know nothing of K, M or the model. Training runs
-`policy_batched.py` and `policy_replay.py`, which do the same for many states at once; tests hold them to this, gradients included.
+Edges and components are scored one by one with shared weights, so the parameters do not depend on K, M or the model. Training runs
+`policy_batched.py` and `policy_replay.py`, which compute the same for many states at once; tests compare them with this, gradients
+included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from mechrl.agents.paper.env import ACTION_TYPES, BATCH_SIZES, NEEDS, NODE, PRESENT
 from mechrl.agents.paper.features import N_EDGE, N_GLOBAL, N_NODE
 
-STOP_BIAS, CUT_1_BIAS = -5.0, 2.0  # of the type head at the start: an untrained agent must not stop at once
+STOP_BIAS, CUT_1_BIAS = -5.0, 2.0  # initial biases of the type head: an untrained agent must not stop at once
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class State:
         return torch.bincount(self.parent, minlength=len(self.nodes))
 
     def without(self, edge: int) -> State:
-        """What a batch cut sees after this pick: the edge is gone, and of the globals the fraction present follows."""
+        """The state after one pick of a batch cut: the edge is gone, and the fraction of edges present is updated. Other globals stay."""
         mask, values = self.mask.clone(), self.globals.clone()
         mask[edge] = False
         values[PRESENT] -= 1 / len(mask)
@@ -63,7 +64,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Decision:
-    """An action, and what PPO needs to know about it."""
+    """An action, and what PPO needs of it."""
 
     action: Action
     log_prob: Tensor  # log π(a | s)
@@ -137,14 +138,14 @@ class Policy(nn.Module):
     def decide(
         self, s: State, action: Action | None = None, generator: torch.Generator | None = None
     ) -> Decision:
-        """Draws an action, or judges one that was taken.
+        """Samples an action, or evaluates a given one.
 
             log π(stop)  = log p_type(stop)
             log π(node)  = log p_type(node) + log p_node(j)
             log π(batch) = log p_type(N) + Σ_l log p_edge(e_l | e_1 … e_{l−1})        (equation 6)
 
-        Before each pick of a batch cut the remaining edges are scored anew: the picked edge's embedding becomes that of a dead
-        edge, and the context is pooled again. The components' embeddings are computed once.
+        Before each pick of a batch cut the remaining edges are rescored: the picked edge's embedding becomes that of a cut edge, and the
+        context is pooled again. The components' embeddings are computed once.
         """
 
         def choose(log_probs: Tensor, taken: int | None) -> int:
@@ -179,7 +180,7 @@ class Policy(nn.Module):
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """−Σ p log p, where impossible choices add nothing."""
+    """−Σ p log p; impossible choices contribute 0."""
     return -(log_probs.exp() * log_probs.masked_fill(log_probs == -math.inf, 0.0)).sum(-1)
 
 

@@ -1,7 +1,7 @@
-"""`policy.py` for many states at once, fast and in little memory: the same numbers.
+"""`policy.py` for many states at once, fast and in little memory, with the same results.
 
-The tables of embeddings are computed once for given weights (`Trunk`); acting and replaying read rows off them. What must be computed for
-every state and every edge is in `kernels.py`.
+The tables of embeddings are computed once per set of weights (`Trunk`); acting and replaying look up their rows. What has to be computed
+for every state and every edge is in `kernels.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]  # the policy's parameters, with a leading axis
 
 
 def copies(policy: Policy, n: int) -> Weights:
-    """The parameters, n times, as views."""
+    """`n` copies of the parameters, as views."""
     return {name: p.expand(n, *p.shape) for name, p in policy.named_parameters()}
 
 
@@ -43,8 +43,8 @@ class Choice:
 
 
 class Trunk:
-    """The tables of embeddings for given weights, and what is read off them. `groups` [G] says whose table each copy of the weights is for.
-    States are [G, U], or [1, n] of any group where all copies are the same."""
+    """The tables of embeddings for given weights, and functions of them. `groups` [G] is the task of each copy of the weights.
+    States are [G, U], or [1, n] with any groups if all copies are the same."""
 
     def __init__(self, weights: Weights, tables: Tables, groups: Tensor) -> None:
         self.weights, self.K = weights, tables.K
@@ -89,19 +89,19 @@ class Trunk:
 
     @cached_property
     def _edge_first(self) -> Tensor:
-        """[G, H, K] what the alive edges add to it."""
+        """[G, H, K] what the alive edges add to the first layer."""
         rows = self.edges.rows[:, : self.K]
         return self.weights["edge_head.first.weight"][..., : rows.shape[2]] @ rows.mT
 
     @cached_property
     def _node_first(self) -> Tensor:
-        """[G, R, H] the same of the components' rows."""
+        """[G, R, H] the same for the components' rows."""
         rows = self.nodes.padded
         return rows @ self.weights["node_head.first.weight"][..., : rows.shape[2]].mT
 
     def edge_head(self, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """First layer on the edges [G, H, K] and on the contexts [G, U, H], to be added; second layer [G, H]. Its bias raises all
-        scores alike: no probability depends on it."""
+        """The first layer's terms for the edges [G, H, K] and for the contexts [G, U, H], to be added, and the second layer [G, H]. The
+        second layer's bias is omitted: it shifts all scores equally, so no probability depends on it."""
         weight = self._weight("edge_head.second.weight", len(context))
         return self._edge_first, self._shift("edge_head", context), weight[:, 0]
 
@@ -127,8 +127,8 @@ Pooled = tuple[Tensor, Tensor]  # sum and maximum
 
 
 class _Table:
-    """Embeddings [G, R, H]. The kernels want rows that are not negative and one of zeros, which stands for nothing: `_raised` is the
-    table minus a constant that lies below everything in it, which pooling adds again."""
+    """Embeddings [G, R, H]. The kernels need non-negative rows and a padding row of zeros, so `_raised` is the table minus a constant below
+    all its entries; pooling adds the constant again."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -143,7 +143,7 @@ class _Table:
         return self._pad(self.rows - self._low)
 
     def _pad(self, rows: Tensor) -> Tensor:
-        """A row or more of zeros: a multiple of eight, which matrix products like."""
+        """Appends one or more rows of zeros, up to a multiple of eight, which is fast in matrix products."""
         return nn.functional.pad(rows, (0, 0, 0, 8 - rows.shape[1] % 8))
 
     def pool(self, rows: Tensor, group: Tensor, count: Tensor, n: Tensor) -> Pooled:
@@ -157,8 +157,8 @@ class _Table:
 
 
 class Noise:
-    """Gumbel noise, which makes the largest of noisy log-probabilities a draw: fresh from the generator, none (`greedy`), or recorded
-    beforehand, [picks + 2, n, width]."""
+    """Gumbel noise: the largest of the noisy log-probabilities is a sample. Drawn from the generator, absent (`greedy`), or recorded in
+    advance, [picks + 2, n, width]."""
 
     def __init__(
         self, generator: torch.Generator | None = None, greedy: bool = False, recorded: Tensor | None = None
@@ -174,8 +174,8 @@ class Noise:
 
 
 def act(trunk: Trunk, tables: Tables, states: States, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """[n, 32] type, component and picks; log-probabilities; values. With `noise.recorded` host and device exchange no word: the loop is
-    always the longest, and rows that are done with it look on."""
+    """[n, 32] type, component and picks; log-probabilities; values. With `noise.recorded` host and device are never synchronised: the loop
+    always has its full length, and rows without a pick left are masked out."""
     task, n = states.task, len(states)
     mask, present, one = states.mask.clone(), states.globals.clone(), torch.ones_like(states.task)
     alive = tables.alive_of_node(task, mask)
@@ -219,7 +219,7 @@ def act(trunk: Trunk, tables: Tables, states: States, noise: Noise) -> tuple[Ten
 
 
 class Actor:
-    """A policy that acts on some tables. `refresh` after its weights have changed: on the CPU the tables of embeddings are kept."""
+    """A policy that acts on given tables. Call `refresh` after its weights change: on the CPU the tables of embeddings are cached."""
 
     def __init__(self, policy: Policy, tables: Tables) -> None:
         self.policy, self.tables = policy, tables
@@ -231,7 +231,7 @@ class Actor:
 
     @torch.no_grad()
     def act(self, states: States, generator: torch.Generator | None = None, greedy: bool = False) -> Choice:
-        """Draws an action for each state; `greedy` takes the likeliest type and picks instead."""
+        """Samples an action for each state; `greedy` takes the most likely type and picks instead."""
         if kernels.available(self.tables.edges):
             from mechrl.agents.paper.policy_graph import ActGraph
 
@@ -256,14 +256,14 @@ class Actor:
 
 @torch.no_grad()
 def new_trunk(policy: Policy, tables: Tables) -> Trunk:
-    """Of the policy as it is now, for all tasks."""
+    """The trunk of the policy's current weights, for all tasks."""
     T = len(tables.edges)
     return Trunk(copies(policy, T), tables, torch.arange(T, device=tables.edges.device))
 
 
 @lru_cache
 def _constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: a CUDA graph cannot wait for the host."""
+    """Cached: a CUDA graph cannot wait for the host."""
     return torch.tensor(numbers, device=device)
 
 

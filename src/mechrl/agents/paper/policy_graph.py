@@ -1,4 +1,4 @@
-"""Acting as one CUDA graph: its 30 picks are thousands of small kernels, which the host takes longer to launch than the device to run."""
+"""Acting as one CUDA graph: its 30 picks are thousands of small kernels, which take longer to launch than to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mechrl.agents.paper.policy_tables import States, Tables
 
 
 class ActGraph:
-    """`act` for so many states on these tables. It reads the weights where they are, so it follows training."""
+    """`act` for a fixed number of states on given tables. It reads the weights in place, so it always uses the current ones."""
 
     def __init__(self, policy: Policy, tables: Tables, states: States) -> None:
         self.policy, self.tables = policy, tables
@@ -21,7 +21,7 @@ class ActGraph:
         self.noise = torch.zeros(MAX_PICKS + 2, len(states), width, device=states.mask.device)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiles what must be compiled
+        with torch.cuda.stream(aside):  # compiles the kernels
             self._act()
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()

@@ -1,10 +1,10 @@
-"""What `Policy.decide` says of actions that were taken, for many at once, with gradients.
+"""Evaluates given actions as `Policy.decide` does, many at once, with gradients.
 
-Before its p-th pick a batch cut stands in a state of its own, the mask without the p − 1 edges picked so far. The picks are known, so all
-these states are evaluated together; there is no loop over picks.
+Before its p-th pick, a batch cut is in a state of its own: the mask without the p − 1 edges picked so far. The picks are known, so all
+these states are evaluated together, without a loop over picks.
 
-Gradients per behaviour: the weights carry a leading axis, one copy per behaviour, and the samples are sorted by behaviour. One backward
-pass then gives each behaviour's gradient, which is what PCGrad needs.
+Gradients per behaviour: the weights have a leading axis, one copy per behaviour, and the samples are sorted by behaviour. One backward
+pass then gives each behaviour's gradient, which PCGrad needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Transitions:
         number = torch.arange(MAX_PICKS, device=kind.device)
         picked = number < n_picks_of(kind)[:, None]  # [N, 30]
         life = torch.where(states.mask, 127, 0).to(torch.int8)
-        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for picks that are none
+        life = torch.cat([life, life.new_zeros(N, 1)], 1)  # a column for padded picks
         life.scatter_(1, torch.where(picked, edges, K), (number + 1).to(torch.int8).expand(N, -1))
         return Transitions(
             states, kind, edges, node, life[:, :K], tables.alive_of_node(states.task, states.mask)
@@ -66,11 +66,11 @@ class Layout:
     n_picks: Tensor  # [G, U] of the sample; 0 for padding
     owner: Tensor  # [G, U] column of the state's sample, < B
     real: Tensor  # [G, B] 1 for a sample, 0 for padding
-    count: Tensor  # [G] columns up to the last that is not padding
-    samples: Tensor  # [G] of each behaviour
+    count: Tensor  # [G] columns up to the last one that is not padding
+    samples: Tensor  # [G] number of samples of each behaviour
     node_column: Tensor  # [G, N] the samples that cut a node, padded with column 0 ...
     node_real: Tensor  # [G, N] ... and 0 here
-    place: Tensor  # [n] where the samples are in [G · B], in the order in which they were given
+    place: Tensor  # [n] each sample's index in [G · B], in the order given
 
     @property
     def n_samples(self) -> int:
@@ -88,7 +88,7 @@ class Layout:
         later = np.repeat(np.arange(len(rows)), np.maximum(n_picks - 1, 0))
         pick = np.arange(len(later)) - np.searchsorted(later, later) + 1
         place, n_later = _columns(group[later], G)
-        U = -(-(B + n_later) // 16) * 16  # the kernels read sixteen numbers at a time
+        U = -(-(B + n_later) // 16) * 16  # the kernels read in steps of sixteen
         table = np.zeros((4, G, U), np.int64)
         table[:, group, column] = np.stack([rows, 0 * rows, n_picks, column])
         table[:, group[later], B + place] = np.stack([rows[later], pick, n_picks[later], column[later]])
@@ -109,7 +109,7 @@ class Layout:
 
 
 def _columns(group: np.ndarray, n_groups: int) -> tuple[np.ndarray, int]:
-    """How many of its group stand before each; the size of the largest group."""
+    """Each element's rank within its group, and the size of the largest group."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group, minlength=n_groups)
     column = np.empty(len(group), np.int64)
@@ -145,7 +145,7 @@ def replay(weights: Weights, tables: Tables, transitions: Transitions, layout: L
         column, real = layout.node_column, layout.node_real.bool()
         wide = column[..., None].expand(-1, -1, M)
         c = own.gather(1, column[..., None].expand(-1, -1, own.shape[-1]))
-        # padding may choose among all components: there is always one, and its probability goes nowhere
+        # padding may choose among all components: there is at least one, and its probability is not used
         legal = (node_alive.gather(1, wide) > 0) | ~real[..., None]
         of_nodes = trunk.node_log_probs(group[:, None].expand_as(column), node_rows.gather(1, wide), c, legal)
         node = torch.where(real, transitions.node[own_row.gather(1, column)], 0)

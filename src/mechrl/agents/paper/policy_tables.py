@@ -1,7 +1,7 @@
-"""States as rows of tables, which `policy_batched.py` computes embeddings for.
+"""States as rows of tables, for which `policy_batched.py` computes embeddings.
 
-An edge is alive or dead, a component has 0 … degree edges left, and nothing else of them changes. So each behaviour has one table, with
-2K rows for edges and K + M for components, and a state is a choice of rows.
+An edge is alive or dead, a component has 0 … degree edges left; no other input of either changes. So each behaviour has one table, with 2K
+rows for edges and K + M for components, and a state selects some of these rows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mechrl.agents.paper.features import N_EDGE, N_NODE
 
 @dataclass(frozen=True)
 class Tables:
-    """The tasks' features on the device, padded to the widest: T tasks, K edges, M components."""
+    """The tasks' features on the device, padded to the largest task: T tasks, K edges, M components."""
 
     edges: Tensor  # [T, K, 16]
     nodes: Tensor  # [T, M, 7]
-    parent: Tensor  # [T, K] int64; padding points at component 0 and is never alive
+    parent: Tensor  # [T, K] int64; padding has component 0 and is never alive
     n_edges: Tensor  # [T]
     n_nodes: Tensor  # [T]
     degree: Tensor  # [T, M] candidate edges out of each component, at least 1
-    n_rows: int  # of the components' table: K + M of the largest task
+    n_rows: int  # rows of the components' table: K + M of the largest task
 
     @staticmethod
     def of(tasks: Sequence[Task], device: torch.device | str = "cpu") -> Tables:
@@ -85,12 +85,12 @@ class Tables:
     # ---- which rows states consist of -------------------------------------------------------------------------------
 
     def edge_rows(self, task: Tensor, mask: Tensor) -> Tensor:
-        """[..., K] for masks [..., K]; `task` goes with the leading dimensions."""
+        """[..., K] for masks [..., K]; `task` has the leading dimensions."""
         each = torch.arange(self.K, device=mask.device)
         return torch.where(mask, each, torch.where(self.real_edges[task], each + self.K, 2 * self.K))
 
     def node_rows(self, task: Tensor, alive: Tensor) -> Tensor:
-        """[n, M] for states with so many edges left in each component, `alive` [n, M]."""
+        """[n, M] for states with `alive` [n, M] edges left in each component."""
         return torch.where(self.real_nodes[task], self._node_start[task] + alive, self.n_rows)
 
     def alive_of_node(self, task: Tensor, mask: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Training: PPO with GAE and PCGrad on many behaviours at once (the paper's section 3.4 and its hyperparameters), from top to bottom.
 
-1. A rollout of 512 transitions, shared by a few environments. Each episode draws its behaviour.
-2. Advantages by GAE, whitened within each behaviour. Running out of steps is part of the task and visible in the state: terminal.
+1. A rollout of 512 transitions, from a few parallel environments. Each episode draws a random behaviour.
+2. Advantages by GAE, whitened within each behaviour. The step limit counts as terminal: it is part of the task and visible in the state.
 3. Four epochs of four minibatches. Each minibatch gives one gradient per behaviour in it, weighted by its share of the samples;
-   PCGrad removes their conflicts and adds them up. Without conflicts that is the ordinary PPO gradient.
+   PCGrad removes their conflicts and sums them. Without conflicts this is the ordinary PPO gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mechrl.ranges import check_seed
 class PPOConfig:
     iterations: int = 1200
     transitions: int = 512  # per iteration
-    envs: int = 4  # episodes side by side; a rollout is transitions / envs steps of each
+    envs: int = 4  # parallel episodes; a rollout is transitions / envs steps of each
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -45,7 +45,7 @@ class PPOConfig:
     max_grad_norm: float = 0.5
     epochs: int = 4
     minibatches: int = 4
-    learning_rate: float = 2.5e-4  # of Adam; falls linearly to zero
+    learning_rate: float = 2.5e-4  # Adam's; falls linearly to zero
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class PPOConfig:
 
 @dataclass(frozen=True)
 class Rollout:
-    """`transitions` states and actions, and what came of them."""
+    """`transitions` states and actions, with what PPO needs of them."""
 
     transitions: Transitions
     log_prob: Tensor  # [N]
@@ -82,7 +82,7 @@ def gae(
 
 
 def whiten(advantage: np.ndarray, task: np.ndarray) -> np.ndarray:
-    """Zero mean and unit deviation within each behaviour. A behaviour seen once has nothing to compare with: zero."""
+    """Zero mean and unit deviation within each behaviour; zero for a behaviour with a single sample."""
     result = np.zeros_like(advantage)
     for t in np.unique(task):
         mine = advantage[task == t]
@@ -91,7 +91,7 @@ def whiten(advantage: np.ndarray, task: np.ndarray) -> np.ndarray:
 
 
 class Trainer:
-    """The state of a training run: everything that a checkpoint must hold for the run to go on bit for bit."""
+    """The state of a training run: a checkpoint holds all of it, so that a resumed run gives the same bits."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Trainer:
         policy: Policy | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Without a policy one is drawn from the seed."""
+        """Without a policy, one is initialised from the seed."""
         self.tasks, self.config, self.device = list(tasks), config, torch.device(device)
         torch.manual_seed(config.seed)
         self.policy = (policy or Policy()).to(self.device)
@@ -115,14 +115,14 @@ class Trainer:
         self.actor = Actor(self.policy, self.tables)
         self.env = VectorEnv(tasks, config.envs, env, self.rng)
         self.iteration = 0
-        self.returns = np.zeros(config.envs)  # of the running episodes
+        self.returns = np.zeros(config.envs)  # of the current episodes
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Trains to the end, one iteration at a time; yields its scalars."""
+        """Trains to the end, one iteration at a time; yields its metrics."""
         while self.iteration < self.config.iterations:
             rollout, scalars = self.collect()
             began = time.perf_counter()
-            scalars |= self.update(rollout)  # ends with reading numbers off the device, so the clock is right
+            scalars |= self.update(rollout)  # ends by reading from the device, so the time is right
             scalars["time/update"] = time.perf_counter() - began
             self.iteration += 1
             yield {"iteration": self.iteration} | scalars
@@ -130,7 +130,7 @@ class Trainer:
     # ---- 1. the rollout ---------------------------------------------------------------------------------------------
 
     def collect(self) -> tuple[Rollout, dict[str, Any]]:
-        """A rollout, and what there is to say about it."""
+        """A rollout and its metrics."""
         env, ended = self.env, _Ended(self)
         states: list[States] = []
         choices: list[Choice] = []
@@ -166,7 +166,7 @@ class Trainer:
     def _rollout(
         self, states: list[States], choices: list[Choice], reward: np.ndarray, done: np.ndarray
     ) -> tuple[Rollout, float]:
-        """And the share of the targets' variance that the value function explains."""
+        """Also returns the share of the targets' variance that the value function explains."""
         config = self.config
         value = torch.stack([c.value for c in choices]).double().cpu().numpy()
         last_value = self.actor.value(self._states()).double().cpu().numpy()
@@ -194,7 +194,7 @@ class Trainer:
     # ---- 3. the update ----------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Nothing but the means at the end is read off the device: the host prepares everything else beforehand."""
+        """Reads only the final means off the device; the host prepares everything else beforehand."""
         config = self.config
         rate = config.learning_rate * (1 - self.iteration / config.iterations)
         self.optimiser.param_groups[0]["lr"] = rate
@@ -220,7 +220,7 @@ class Trainer:
         return losses | {"learning_rate": rate}
 
     def gradients(self, rollout: Rollout, layout: Layout) -> tuple[Tensor, Tensor]:
-        """[G, P] one gradient for each behaviour that occurs, and the means of what is reported [6]."""
+        """[G, P] one gradient for each behaviour that occurs, and the means of the reported numbers [6]."""
         n = len(layout.groups)
         weights = {name: w.detach().requires_grad_() for name, w in copies(self.policy, n).items()}
         loss, scalars = self.loss(weights, rollout, layout)
@@ -245,7 +245,7 @@ class Trainer:
         ratio = log_ratio.exp()
         policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - config.clip, 1 + config.clip) * advantage)
         value = 0.5 * (now.value - rollout.target[sample]).square()
-        kl = (ratio - 1) - log_ratio  # of the old policy from the new, an estimate that cannot be negative
+        kl = (ratio - 1) - log_ratio  # KL(old policy ‖ new policy), an estimate that is never negative
         clipped = (ratio - 1).abs() > config.clip
         share = layout.real.to(ratio.dtype) / len(layout.place)  # 0 for padding
         parts = (policy, value, now.type_entropy, now.pick_entropy, kl, clipped)
@@ -256,7 +256,7 @@ class Trainer:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Everything, in one sealed file."""
+        """The whole state, in one file with a checksum."""
         tensors = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
         for i, p in enumerate(self.parameters):
             tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in self.optimiser.state[p].items()}
@@ -266,20 +266,20 @@ class Trainer:
         return sealed({k: v.detach().cpu().numpy() for k, v in tensors.items()}, {"facts": json.dumps(facts)})
 
     def _facts(self) -> dict[str, Any]:
-        """What makes this run the one it is."""
+        """What identifies this run."""
         names = [task.name for task in self.tasks]
         env = asdict(self.env.config)
         return {"ppo": asdict(self.config), "env": env, "width": self.policy.width, "tasks": names}
 
     def load(self, path: Path) -> None:
-        """Goes on where the run that wrote `path` was; refuses another run's checkpoint. Damage is a ValueError or KeyError."""
+        """Restores the state in `path`; refuses another run's checkpoint. Damage raises a ValueError or KeyError."""
         arrays, texts = read_sealed(path)
         facts = parse_json(texts["facts"])
         tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
         for key, value in self._facts().items():
             if facts[key] != value:
                 raise MechRLError(
-                    f"{path}: was written with other settings ({key}); resume with the same, or start anew"
+                    f"{path}: was written with other settings ({key}); resume with the same, or start a new run"
                 )
         self._check(facts, tensors)
         weights = {k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")}
@@ -294,7 +294,7 @@ class Trainer:
             setattr(self.env, name, tensors[f"env.{name}"].numpy().copy())
 
     def _check(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """What is loaded must have the shape of what is there now."""
+        """Checks that the loaded tensors have the expected shapes."""
         shapes = {f"env.{name}": getattr(self.env, name).shape for name in STATE}
         shapes["returns"] = self.returns.shape
         for i, p in enumerate(self.parameters):
@@ -306,7 +306,7 @@ class Trainer:
 
 
 class _Ended:
-    """What became of the episodes that ended in a rollout: means over all of them, and over each behaviour's."""
+    """Statistics of the episodes that ended in a rollout: means over all, and over each behaviour's."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer

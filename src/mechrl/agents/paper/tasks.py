@@ -2,8 +2,8 @@
 
     K is the smallest candidate set whose ceiling reaches 0.9 for every training behaviour        (section 4.2)
 
-It is looked for in twelfths of the largest that is tractable: 3000, or the same share of a larger graph than GPT-2 small's. A behaviour
-whose ceiling stays below 0.85 even there is left out, as the paper leaves out induction.
+Candidates are tried in multiples of a twelfth of the largest tractable set: 3000, scaled with the number of edges for graphs larger than
+GPT-2 small's. A behaviour whose ceiling stays below 0.85 even there is left out, as the paper leaves out induction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mechrl.models.base import Model
 from mechrl.names import one_of
 
 PAPERS_K, PAPERS_EDGES = 3000, 32_491  # GPT-2 small
-REACHED, LEFT_OUT = 0.9, 0.85  # ceilings
+REACHED, LEFT_OUT = 0.9, 0.85  # thresholds for the ceiling
 _STEPS = 12
 _SPLITS = ("train", "held-out", "all")
 
@@ -51,7 +51,7 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class Scored:
-    """A behaviour's engine, charged for the prefilter, and what the edges are ranked by."""
+    """A behaviour's engine, charged for the prefilter, and the scores that rank the edges."""
 
     behaviour: Behaviour
     engine: Engine
@@ -75,7 +75,7 @@ class Scored:
 
 
 def task_of(model: Model, behaviour: Behaviour, settings: TaskSettings, env: EnvConfig) -> Task:
-    """One behaviour as the agent meets it. Its engine has been charged for the prefilter and the ceiling."""
+    """The task of one behaviour. Its engine has been charged for the prefilter and the ceiling."""
     return Scored.of(model, behaviour, settings).task(settings.k, env)
 
 
@@ -87,7 +87,7 @@ def training_tasks(
     k: int | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Task], TaskSettings]:
-    """The tasks to train on, and the settings with their K: `k`, or without one that of the paper's rule."""
+    """The tasks to train on, and the settings with their K: `k` if given, else by the paper's rule."""
     scored = []
     for behaviour in chosen:
         scored.append(Scored.of(model, behaviour, settings))
@@ -99,7 +99,7 @@ def training_tasks(
         scored = [s for s in scored if s.behaviour.name not in left_out]
         if not scored:
             raise MechRLError(
-                f"no behaviour reaches a ceiling of {LEFT_OUT:g} with {k:,} candidates; choose another number by --k"
+                f"no behaviour reaches a ceiling of {LEFT_OUT:g} with {k:,} candidates; choose another number with --k"
             )
     tasks = [s.task(k, env) for s in scored]
     for task in tasks:
@@ -108,7 +108,7 @@ def training_tasks(
 
 
 def papers_k(n_edges: int, ceiling: dict[str, Callable[[int], float]]) -> tuple[int, dict[str, float]]:
-    """K by the paper's rule, for a model with so many edges; and the behaviours that are left out, with their ceilings there."""
+    """K by the paper's rule for a model with `n_edges` edges, and the behaviours that are left out, with their ceilings."""
     most = min(n_edges, max(PAPERS_K, round(n_edges * PAPERS_K / PAPERS_EDGES)))
     at_most = {name: f(most) for name, f in ceiling.items()}
     left_out = {name: c for name, c in at_most.items() if c < LEFT_OUT}
@@ -136,7 +136,7 @@ def choose_behaviours(names: str) -> list[Behaviour]:
 
 
 def exhibited(model: Model, names: str, force: bool, report: Callable[[str], None]) -> list[Behaviour]:
-    """The behaviours to train on: of a split those that the model exhibits, of named ones all, or none if one of them is not."""
+    """The behaviours to train on. From a split: those that the model exhibits. Given by name: all, or an error if one is not exhibited."""
     chosen = choose_behaviours(names)
     if force:
         return chosen

@@ -1,4 +1,4 @@
-"""A training run and its folder: what is written when, and how a run that was left goes on.
+"""A training run and its folder: what is written when, and how an interrupted run resumes.
 
     run.json                            what the run is: command, settings, seed, versions, the model's checksum, its tasks
     metrics.jsonl                       one line per iteration; docs/training.md explains every number
@@ -6,8 +6,8 @@
     checkpoint.safetensors              everything that the next iteration depends on
     tb/                                 the same numbers for TensorBoard, if it is installed
 
-All but metrics.jsonl and tb/ are replaced whole. The checkpoint is the truth: a run that goes on from it drops the lines of
-metrics.jsonl that are ahead of it, and becomes the run that was never left, bit for bit on the CPU.
+All but metrics.jsonl and tb/ are replaced as a whole. The checkpoint is authoritative: a resumed run drops the lines of metrics.jsonl
+beyond it, and then gives the results of an uninterrupted run, on the CPU bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FORMAT = 2
 def describe(
     model: Model, trainer: Trainer, settings: TaskSettings, init_from: str | None = None
 ) -> dict[str, Any]:
-    """What a run is. Two runs with the same description are the same run. `init_from`: checksum of the first weights' file."""
+    """The description of a run; two runs with the same description are the same run. `init_from`: checksum of the initial weights' file."""
     return {
         "agent": "paper",
         "model": model.name,
@@ -59,7 +59,7 @@ def describe(
 
 
 class Run:
-    """A trainer at work in a folder: iterate over it to train, one iteration's metrics at a time; `save` when leaving early.
+    """A trainer with a folder. Iterate over it to train; each item is one iteration's metrics. Call `save` before leaving early.
 
     began: `time.perf_counter()` when the work for this run began, preparations included.
     """
@@ -76,8 +76,8 @@ class Run:
         self.folder, self.trainer, self.save_every = folder, trainer, save_every
         self._saving, self._log = Saving(), Log(folder)
         self._began = time.perf_counter() if began is None else began
-        self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # the preparations
-        self.passes_before = self._seconds_before = 0.0  # spent before this process, less what it repeats
+        self._passes_at_first = sum(task.engine.passes for task in trainer.tasks)  # for setup
+        self.passes_before = self._seconds_before = 0.0  # spent before this process, without what it repeats
         if resume:
             _check_continues(folder, about)
             _load(trainer, folder / CHECKPOINT)
@@ -92,7 +92,7 @@ class Run:
         else:
             if (folder / CHECKPOINT).exists():
                 raise MechRLError(
-                    f"{folder} holds a run already; go on with it by --resume, or choose another folder"
+                    f"{folder} holds a run already; add --resume to continue it, or choose another folder"
                 )
             write_atomically(folder / RUN, (json.dumps(self._about(about), indent=1) + "\n").encode())
             write_atomically(folder / METRICS, b"")
@@ -111,7 +111,7 @@ class Run:
         )
 
     def passes(self) -> float:
-        """Everything spent on this run: prefilters, ceilings, training. (Multiples of a twentieth, whatever the order of adding.)"""
+        """Passes spent on this run: prefilters, ceilings, training. (Rounded to a twentieth, so the order of adding does not matter.)"""
         return round(self.passes_before + sum(task.engine.passes for task in self.trainer.tasks), 6)
 
     @property
@@ -138,13 +138,13 @@ class Run:
                 yield row
 
     def _memory(self) -> dict[str, float]:
-        """Gigabytes of GPU memory that this process has held at most, so far."""
+        """Peak GPU memory of this process so far, in gigabytes."""
         if self.trainer.device.type != "cuda":
             return {}
         return {"gpu_memory": torch.cuda.max_memory_reserved() / 2**30}
 
     def save(self) -> bool:
-        """The policy and the checkpoint, as of now. False: they could not be written, which was said; another time they may be."""
+        """Writes the policy and the checkpoint. False if that failed; the failure was reported, and a later attempt may succeed."""
         content = self.trainer.to_bytes()
 
         def write() -> None:
@@ -156,13 +156,13 @@ class Run:
         return self._saving.attempt(write)
 
     def missing(self) -> CannotWrite | None:
-        """Why the run as it is now is not saved, after one more attempt; None: it is."""
+        """Tries to save once more. Returns the reason if the current state is still not saved, else None."""
         if self._saving.failed is not None:
             self._saving.attempt(self._write)
         return self._saving.failed
 
     def _lines(self) -> list[str]:
-        """Those of metrics.jsonl up to the checkpoint."""
+        """The lines of metrics.jsonl up to the checkpoint."""
         try:
             lines = read_bytes(self.folder / METRICS).decode().split("\n")[: self.trainer.iteration]
             rows = [parse_json(line) for line in lines if line]
@@ -180,14 +180,14 @@ class Run:
 
 
 def _check_continues(folder: Path, about: dict[str, Any]) -> None:
-    """Refuses to go on with another run than the one that was left."""
+    """Refuses to resume a different run."""
     path = folder / RUN
     if not (folder / CHECKPOINT).exists():
         raise MechRLError(f"{folder}: no checkpoint to resume from; start without --resume")
     try:
         known = read_json(path)
         if not isinstance(known, dict):
-            raise ValueError("not what a run writes")
+            raise ValueError("not written by a run")
     except (OSError, ValueError, TypeError, KeyError) as exc:
         raise MechRLError(f"{path}: missing or damaged; start again in another folder") from exc
     if known.get("agent") != about["agent"]:

@@ -59,5 +59,10 @@ class Episode:
         self.mask, self.f, self.gap = mask, f, gap
         self.note = f"{self.size} edges"
 
+    def go_back(self, mask: np.ndarray) -> None:
+        """To a circuit that it has left. f there has to be measured again."""
+        self.path = [earlier for earlier in self.path if earlier.sum() > mask.sum()]
+        self.mask, self.f, self.measured = mask, np.nan, np.zeros(0)
+
     def end(self, note: str) -> None:
         self.done, self.note = True, note

@@ -13,7 +13,7 @@ Every trial teaches. `bias` is how far trials fell short of their predictions, i
 next are smaller, down to single edges. Where plans win little, single edges are measured and swapped (swap.py). The episode
 ends when a round costs more passes than the edges it removed are worth.
 
-On fresh pairs the aim is τ plus the predicted gap between f on the discovery pairs and f on others (session.py).
+On fresh pairs the aim is τ plus the predicted gap between f on the discovery pairs and f on others (fresh.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from mechrl.agents.planner import swap
 from mechrl.agents.planner.episode import Episode
 from mechrl.agents.planner.features import Seen, see
+from mechrl.agents.planner.fresh import SHRUNK, Fresh
 from mechrl.agents.planner.network import Edges, Effect
 from mechrl.agents.planner.start import Start
 
@@ -46,7 +47,7 @@ SMALL = 150  # edges: when plans fail in so small a circuit, measuring comes nex
 PASSES_PER_EDGE = 12  # what a round may cost for every edge that goes
 
 
-class Model(Protocol):
+class Predictor(Protocol):
     """What the agent plans with: the network, or its untrained control."""
 
     def edges(self, seen: Seen) -> Edges: ...
@@ -92,10 +93,9 @@ class Planner:
     """The agent on one start. `step` is one round; `run` goes on to the end."""
 
     start: Start
-    model: Model
+    model: Predictor
     tau: float
-    fresh: bool = False  # aim at f on fresh pairs
-    offset: float = 0.0  # added to the predicted gap; what validation pairs have taught
+    fresh: Fresh | None = None  # aim at f on fresh pairs
 
     def begin(self) -> Episode:
         return Episode(self.start.mask, self.start.f)
@@ -118,12 +118,33 @@ class Planner:
             nothing = seen.alive[:0]
             episode.gap = float(self._effects(seen, [(nothing, nothing)]).gap[0])
         found = self._by_planning(episode, seen)
-        if not found or self._poor(episode, n, passes):
-            found = self._by_measuring(episode, seen) or found
-        if not found:
-            episode.end(f"{n} edges; no edit makes it smaller")
-        elif self._poor(episode, n, passes):
-            episode.end(f"{episode.size} edges; edits hardly make it smaller")
+        if (found and not self._poor(episode, n, passes)) or self._judged(episode):
+            return
+        swapped, judged = self._by_measuring(episode, seen)
+        found = found or swapped
+        if judged or (found and not self._poor(episode, n, passes)) or self._judged(episode):
+            return
+        episode.end(
+            f"{episode.size} edges; edits hardly make it smaller"
+            if found
+            else f"{n} edges; no edit makes it smaller"
+        )
+
+    def finish(self, episode: Episode, why: str) -> None:
+        """Ends an episode that could go on."""
+        if not episode.done:
+            self._judged(episode)
+        if not episode.done:
+            episode.end(f"{episode.size} edges; {why}")
+
+    def _judged(self, episode: Episode, shrunk: float = 1.0) -> bool:
+        """Lets validation pairs judge a circuit that is new to them. Whether that moved the aim or the circuit, or ended the episode."""
+        if episode.done or self.fresh is None or not self.fresh.due(episode, shrunk):
+            return episode.done
+        goes_on = self.fresh.judge(episode)
+        if np.isnan(episode.f):
+            episode.f = float(self.start.f_of(episode.mask)[0])
+        return goes_on or episode.done
 
     def _by_planning(self, episode: Episode, seen: Prediction) -> bool:
         """Tries plans, smaller ones after each failure."""
@@ -226,16 +247,12 @@ class Planner:
             )
         masks = self.start.prune(masks)
         mu, sigma = effect.mu.cpu().numpy(), effect.log_sigma.clamp(-3.5, 2).exp().cpu().numpy()
-        gap = effect.gap.cpu().numpy() + self.offset if self.fresh else np.zeros(len(edits))
+        gap = np.zeros(len(edits)) if self.fresh is None else effect.gap.cpu().numpy() + self.fresh.offset
         return Edits(masks, masks.sum(1), add.sum(1), mu.astype(np.float64), sigma.astype(np.float64), gap)
 
     def _aim(self, gap: np.ndarray | float) -> np.ndarray | float:
         """The f on the discovery pairs that is enough. Never out of reach, whatever gap is expected."""
         return np.minimum(self.tau + gap, self.tau + HIGHEST_AIM * (1 - self.tau))
-
-    def correct(self, episode: Episode, f_fresh: float) -> None:
-        """After `f_fresh` was measured: half of what the predicted gap was off by, for larger circuits have smaller gaps."""
-        self.offset += 0.5 * (episode.f - f_fresh - episode.gap)
 
     # ---- trying -----------------------------------------------------------------------------------------------------
 
@@ -289,16 +306,18 @@ class Planner:
             worth = shrinks + 1e-3 * (f - episode.f)
         return int(np.where(good, worth, -np.inf).argmax())
 
-    def _by_measuring(self, episode: Episode, seen: Prediction) -> bool:
-        """Measures a few edges and swaps among all that were measured, as long as swaps succeed."""
+    def _by_measuring(self, episode: Episode, seen: Prediction) -> tuple[bool, bool]:
+        """Measures a few edges and swaps among all that were measured, as long as that succeeds. Whether it did; see `_judged`."""
         predicted = np.full(len(episode.mask), np.nan)
         predicted[seen.alive], predicted[seen.outside] = seen.cost, seen.gain
         found = False
         while True:
             self._measure_singles(episode, swap.worth_measuring(episode, predicted))
             if not self._swap(episode):
-                return found
+                return found, False
             found = True
+            if self._judged(episode, SHRUNK):
+                return True, True
 
     def _measure_singles(self, episode: Episode, edges: np.ndarray) -> None:
         """What cutting, or adding, each edge alone does."""

@@ -1,8 +1,7 @@
 """From a behaviour to a circuit: what `mechrl discover` runs. It can be left at any round and taken up again.
 
-On fresh pairs the agent aims at τ plus the gap that the network predicts between f on the discovery pairs and f on others. Where there are
-validation pairs, what it ends with is checked on them, five passes a circuit: if f falls short, its path is read back by bisection to
-the last circuit that holds, the prediction is corrected by what was seen, and the agent goes on from there.
+With `holds_on="fresh"` the circuit must be faithful on pairs that the agent has not seen (fresh.py); 100 validation pairs judge, five
+passes a circuit. Test pairs judge nothing: f on them is reported.
 """
 
 from __future__ import annotations
@@ -10,29 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from mechrl.agents.planner.left import Left
-from mechrl.agents.planner.plan import Model, Planner
+from mechrl.agents.planner.fresh import Fresh
+from mechrl.agents.planner.plan import Planner, Predictor
+from mechrl.agents.planner.saved import SavedSession
 from mechrl.agents.planner.start import Start, start
 from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
 from mechrl.errors import MechRLError
-from mechrl.models.base import Model as LanguageModel
+from mechrl.models.base import Model
+from mechrl.names import HoldsOn, one_of
 from mechrl.ranges import check_seed
-
-N_FRESH = 100  # validation pairs, and test pairs
-CHECKS = 3  # circuits that validation pairs judge at the end of a run; a read-back is one of them
-
-
-class HoldsOn(StrEnum):
-    DISCOVERY = "discovery"
-    FRESH = "fresh"
+from mechrl.search.fresh_pairs import fresh
 
 
 @dataclass(frozen=True)
@@ -41,13 +34,13 @@ class DiscoverSettings:
 
     tau: float = 0.9
     pairs: int = 20
-    holds_on: HoldsOn = HoldsOn.FRESH
-    check: bool = True  # with `fresh`: validation pairs judge what the agent ends with
+    holds_on: HoldsOn = "fresh"  # the pairs on which f ≥ tau must hold
+    check: bool = True  # with `fresh`: validation pairs judge; else the predicted gap is all
     budget: int = 1000  # passes: then the best so far is the answer
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "holds_on", HoldsOn(self.holds_on))
+        one_of("holds-on", self.holds_on, get_args(HoldsOn))
         if not 0 < self.tau < 1:
             raise MechRLError(f"tau must lie between 0 and 1, not be {self.tau:g}")
         if self.pairs < 1 or self.budget < 1:
@@ -70,20 +63,15 @@ class Session:
     """One behaviour's episode, with everything that must survive an interruption."""
 
     def __init__(
-        self, model: LanguageModel, behaviour: Behaviour, network: Model, settings: DiscoverSettings
+        self, model: Model, behaviour: Behaviour, network: Predictor, settings: DiscoverSettings
     ) -> None:
         self.model, self.behaviour, self.settings = model, behaviour, settings
         self._began, self._seconds_before = time.perf_counter(), 0.0
         aim = settings.tau + 0.4 * (1 - settings.tau)
         self.start: Start = start(model, behaviour, settings.pairs, settings.seed, aim)
-        fresh = settings.holds_on == HoldsOn.FRESH
-        self.planner = Planner(self.start, network, settings.tau, fresh)
-        self.episode = self.planner.begin()
-        self.best: tuple[np.ndarray, float] | None = (
-            None  # the smallest circuit that validation pairs accept, and f on them
-        )
-        self.checked = 0
         self._validation: Engine | None = None
+        self.planner = Planner(self.start, network, settings.tau, self._fresh())
+        self.episode = self.planner.begin()
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -103,64 +91,22 @@ class Session:
 
     def run(self, checkpoint: Callable[[Session], None] = lambda session: None) -> None:
         """Goes on to the end. `checkpoint` is called after every round, and may raise to stop."""
-        while True:
-            while not self.episode.done:
-                self.planner.step(self.episode)
-                if self.passes > self.settings.budget and not self.episode.done:
-                    self.episode.done, self.episode.note = (
-                        True,
-                        f"{int(self.episode.mask.sum())} edges; the budget is spent",
-                    )
-                checkpoint(self)
-            if not self._go_on_after_check():
-                return
+        while not self.episode.done:
+            self.planner.step(self.episode)
+            if self.passes > self.settings.budget:
+                self.planner.finish(self.episode, "the budget is spent")
             checkpoint(self)
 
-    def _go_on_after_check(self) -> bool:
-        """Asks the validation pairs about the end of a run; whether the agent should try again with what was learned."""
-        if not (self.planner.fresh and self.settings.check and self.checked < CHECKS):
-            return False
-        self.checked += 1
-        episode = self.episode
-        f = self._on_validation(episode.mask)
-        self.planner.correct(episode, f)
-        smaller = self.best is None or episode.mask.sum() < self.best[0].sum()
-        if f >= self.settings.tau:
-            if not smaller:
-                return False
-            improved, self.best = self.best is not None, (episode.mask, f)
-            if self.passes > self.settings.budget or (improved and f < self.settings.tau + 0.01):
-                return False
-        else:
-            if self.best is not None and self.checked == CHECKS:
-                return False
-            self._read_back()
-            if self.best is None or self.passes > self.settings.budget:
-                return False
-            episode.mask = self.best[0]
-            episode.f = float(self.start.f_of(episode.mask)[0])
-        episode.done, episode.path = False, [*episode.path]
-        return True
-
-    def _read_back(self) -> None:
-        """The last circuit on the path that validation pairs accept, by bisection as if f fell all along."""
-        path = [m for m in self.episode.path if self.best is None or m.sum() < self.best[0].sum()]
-        low, high = -1, len(path)  # accepted at low, refused at high
-        while high - low > 1:
-            middle = (low + high) // 2
-            f = self._on_validation(path[middle])
-            if f >= self.settings.tau:
-                low, self.best = middle, (path[middle], f)
-            else:
-                high = middle
+    def _fresh(self) -> Fresh | None:
+        if self.settings.holds_on == "discovery":
+            return None
+        return Fresh(self.settings.tau, self._on_validation if self.settings.check else None)
 
     def _on_validation(self, mask: np.ndarray) -> float:
         if self._validation is None:
-            assert self.model.tokenizer is not None
-            pairs = self.behaviour.pairs(
-                self.model.tokenizer, N_FRESH, VALIDATION_SEED, n_ctx=self.model.spec.n_ctx
+            self._validation = fresh(
+                self.model, self.behaviour, VALIDATION_SEED, ledger=self.start.engine.ledger
             )
-            self._validation = Engine(self.model, pairs, ledger=self.start.engine.ledger)
         return float(self._validation.faithfulness(mask[None], self.start.candidates)[0])
 
     # ---- what was found ---------------------------------------------------------------------------------------------
@@ -169,18 +115,16 @@ class Session:
         """The best so far. f on test pairs costs nothing: it plays no part in the search."""
         assert self.model.tokenizer is not None
         passes, seconds, start = self.passes, self.seconds, self.start
-        kept, f_validation = self.best if self.best is not None else (self.episode.mask, None)
+        judged = self.planner.fresh
+        kept, f_validation = (judged and judged.best) or (self.episode.mask, None)
         with start.engine.ledger.free():
             f = float(start.f_of(kept)[0])
-        test = Engine(
-            self.model,
-            self.behaviour.pairs(self.model.tokenizer, N_FRESH, TEST_SEED, n_ctx=self.model.spec.n_ctx),
-        )
+        test = fresh(self.model, self.behaviour, TEST_SEED)
         graph = self.model.graph
         mask = np.zeros(graph.n_edges, dtype=bool)
         mask[start.candidates[kept]] = True
         settings = asdict(self.settings) | {"candidates": len(start.candidates), "note": self.episode.note}
-        settings["target"] = "test" if self.planner.fresh else "discovery"  # what files call it
+        settings["target"] = "test" if judged else "discovery"  # what files call it
         return Circuit(
             model=self.model.name,
             checksum=self.model.checksum,
@@ -222,17 +166,18 @@ class Session:
     # ---- leaving and coming back ------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        start = self.start
-        Left(
+        start, judged = self.start, self.planner.fresh or Fresh(self.settings.tau, None)
+        SavedSession(
             of=self._of(),
             first=start.first,
             candidates=start.candidates,
             first_mask=start.mask,
             first_f=start.f,
             episode=self.episode,
-            best=self.best,
-            offset=self.planner.offset,
-            checked=self.checked,
+            best=judged.best,
+            offset=judged.offset,
+            judged=judged.judged,
+            again=judged.again,
             passes=self.passes,
             seconds=self.seconds,
         ).write(path)
@@ -241,42 +186,43 @@ class Session:
     def resume(
         cls,
         path: Path,
-        model: LanguageModel,
+        model: Model,
         behaviour: Behaviour,
-        network: Model,
+        network: Predictor,
         settings: DiscoverSettings,
     ) -> Session:
         """The session that was saved; refuses another's."""
         session = cls.__new__(cls)
         session.model, session.behaviour, session.settings = model, behaviour, settings
-        left = Left.read(path, session._of(), model.graph.n_edges)
+        saved = SavedSession.read(path, session._of(), model.graph.n_edges)
         session.start = Start.again(
             model,
             behaviour,
             settings.pairs,
             settings.seed,
-            left.first,
-            left.candidates,
-            left.first_mask,
-            left.first_f,
+            saved.first,
+            saved.candidates,
+            saved.first_mask,
+            saved.first_f,
         )
-        session.episode, session.best, session.checked = left.episode, left.best, left.checked
-        session.start.engine.ledger.restore(left.passes)
-        session._seconds_before = left.seconds
-        session._validation, session._began = None, time.perf_counter()
-        fresh = settings.holds_on == HoldsOn.FRESH
-        session.planner = Planner(session.start, network, settings.tau, fresh, left.offset)
+        session.start.engine.ledger.restore(saved.passes)
+        session._seconds_before, session._began = saved.seconds, time.perf_counter()
+        session._validation, session.episode = None, saved.episode
+        judged = session._fresh()
+        if judged is not None:
+            judged.offset, judged.judged, judged.again = saved.offset, saved.judged, saved.again
+            judged.best = saved.best
+        session.planner = Planner(session.start, network, settings.tau, judged)
         return session
 
     def _of(self) -> dict[str, Any]:
-        known = asdict(self.settings) | {"holds_on": str(self.settings.holds_on)}
-        return known | {"checksum": self.model.checksum, "behaviour": self.behaviour.name}
+        return asdict(self.settings) | {"checksum": self.model.checksum, "behaviour": self.behaviour.name}
 
 
 def discover(
-    model: LanguageModel,
+    model: Model,
     behaviour: Behaviour,
-    network: Model,
+    network: Predictor,
     settings: DiscoverSettings = DiscoverSettings(),  # noqa: B008 (frozen)
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Circuit:

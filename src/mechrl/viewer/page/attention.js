@@ -33,7 +33,7 @@ function attention(circuit, node) {
   if (!stored) return [];
   if (which < 0) return [title, el("p", { class: "why" }, "Patterns are kept for the heads of the final circuit.")];
   if (!runs) return [title, pairPicker(circuit, "Prompt"), el("p", { class: "why" }, "This prompt is too long to keep its patterns.")];
-  const pair = circuit.raw.pairs[Math.min(state.pair, circuit.raw.pairs.length - 1)];
+  const pair = pairOf(circuit);
   const tokens = state.run === "corrupt" ? pair.corrupt : pair.clean;
   const n = tokens.length, size = n * (n + 1) / 2;
   const bytes = Uint8Array.from(atob(runs[state.run]).slice(which * size, (which + 1) * size), (c) => c.charCodeAt(0));

@@ -28,6 +28,7 @@ function showComponent() {
   const figures = [[`Edges in${of}`, into.length], [`Edges out${of}`, out.length], third];
   parts.push(el("dl", { class: "figures" }, ...figures.map(([dt, dd]) => el("div", {}, el("dt", {}, dt), el("dd", {}, String(dd))))));
   if (node.kind === "head") parts.push(...attention(circuit, node));
+  parts.push(...writesOf(circuit, node));
   if (into.length) parts.push(el("h3", {}, "Reads from"), edgeList(into, (e) => e.source.name));
   if (out.length) parts.push(el("h3", {}, "Is read by"), edgeList(out, (e) => e.port.name));
   if (!into.length && !out.length) {

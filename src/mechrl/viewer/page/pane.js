@@ -300,7 +300,7 @@ class Pane {
 
   /** The prompt, what the model says to it and what the circuit does: the first thing to know. */
   showExample() {
-    const { circuit } = this, pair = circuit.raw.pairs[Math.min(state.pair, circuit.raw.pairs.length - 1)];
+    const { circuit } = this, pair = pairOf(circuit);
     this.example.hidden = !pair;
     if (!pair) return;
     const said = (who, top) => {

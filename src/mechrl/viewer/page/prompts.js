@@ -8,7 +8,7 @@ function showPrompts() {
     parts.push(...notes.map((note) => el("p", { class: "why" }, note)));
     return $("prompts").replaceChildren(...parts);
   }
-  const pair = pairs[Math.min(state.pair, pairs.length - 1)];
+  const pair = pairOf(circuit);
   const marked = (tokens, others) => tokens.map((token, i) => (token === others[i] ? token : word(token))).slice(pair.opening);
   const word = (token) => el("span", {}, /^\s*/.exec(token)[0], el("mark", {}, token.trimStart()));
   parts.push(el("h3", {}, "Pair", pairPicker(circuit, "Pair")));
@@ -22,8 +22,9 @@ function showPrompts() {
     [`The circuit of ${plural(size, "edge")}`, pair.top.circuit[circuit.stop]],
   ];
   for (const [title, top] of tables) parts.push(el("h3", {}, title), answers(top, pair));
+  parts.push(...pushers(circuit, pair));
   const some = (list) => {
-    const first = list.slice(0, 6).map((token) => `“${visible(token)}”`).join(", ");
+    const first = few(list.slice(0, 6));
     return list.length > 6 ? `${first} and ${list.length - 6} more` : first;
   };
   parts.push(el("p", { class: "why" }, `Right: ${some(pair.answers)}. Foils: ${some(pair.foils)}.`));

@@ -1,13 +1,18 @@
-"""Where heads look in a circuit: the masked forward of one pair, written plainly, for the attention patterns alone.
+"""One pair, written plainly: where heads look in a circuit, and what each component writes to the logits.
 
-The engine computes no more than f needs, and keeps no patterns. Here the corrupted run and the circuit go up the layers side by
+The engine computes no more than f needs, and keeps neither. Here the corrupted run and the circuit go up the layers side by
 side, every receiver with its own stream x_v = x_corr + Σ_u M_uv (a_now(u) − a_corr(u)). The whole model is the mask of all ones,
 the corrupted run the mask of all zeros.
+
+What u writes to the logits, at the prediction position, with the final norm held at the circuit's own scale s (and its mean taken off,
+where the norm does that), is linear: unembed((a_now(u) − a_corr(u)) / s). All writes and that of the corrupted stream x_corr / s
+sum to the circuit's logits. This is direct logit attribution; a write's likeliest tokens are its logit lens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,11 +21,24 @@ from torch import Tensor
 from mechrl.models.base import Model
 
 
+@dataclass(frozen=True)
+class PlainRun:
+    """A circuit on one pair of T tokens."""
+
+    patterns: Tensor  # [L, H, T, T] a row is a query, and sums to 1 over the positions up to its own
+    writers: Tensor  # [n] the sources that have an edge to the logits
+    writes: Tensor  # [n, V] what each adds to the logits, beyond what it adds in the corrupted run
+    rest: Tensor  # [V] what is there without them
+
+
+def push(logits: Tensor, answers: Sequence[int], foils: Sequence[int]) -> Tensor:
+    """The mean over the answers less the mean over the foils, of [..., V]."""
+    return logits[..., list(answers)].mean(-1) - logits[..., list(foils)].mean(-1)
+
+
 @torch.no_grad()
-def attention_patterns(
-    model: Model, clean: Sequence[int], corrupt: Sequence[int], mask: np.ndarray
-) -> Tensor:
-    """[L, H, T, T] of the circuit `mask` [E] on one pair; a row is a query, and sums to 1 over the positions up to its own."""
+def run(model: Model, clean: Sequence[int], corrupt: Sequence[int], mask: np.ndarray) -> PlainRun:
+    """The circuit `mask` [E] on one pair."""
     graph, H, G = model.graph, model.spec.n_heads, model.spec.n_kv_heads
     keep = torch.from_numpy(np.asarray(mask, dtype=bool)).to(model.device, model.dtype)
     position = torch.arange(len(clean), device=model.device)
@@ -55,4 +73,17 @@ def attention_patterns(
         out = mlp(streams(graph.receiver(layer, "mlp"), 1)[:, 0])
         corrupted = corrupted + out[0]
         rows = torch.cat([rows, (out[1] - out[0])[None]])
-    return torch.stack(patterns)
+    M = keep[int(graph.receiver_start[graph.logits]) :].bool()
+    x, written = corrupted[-1], rows[M, -1]  # at the prediction position
+    now = x + written.sum(0)
+    centred = now - now.mean() if model.spec.norm == "layer" else now
+    scale = (centred.square().mean() + model.spec.eps).sqrt()
+
+    def logits(part: Tensor) -> Tensor:
+        """What a part [..., d] of the final stream adds to the logits."""
+        if model.spec.norm == "layer":
+            part = part - part.mean(-1, keepdim=True)
+        return part / scale * model.final_gain @ model.unembedding.mT
+
+    rest = logits(x) + model.final_shift @ model.unembedding.mT
+    return PlainRun(torch.stack(patterns), M.nonzero()[:, 0], logits(written), rest)

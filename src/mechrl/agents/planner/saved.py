@@ -1,4 +1,4 @@
-"""What an interrupted episode leaves behind, and goes on from: one file, checked before anything is made of it."""
+"""An interrupted session on disk: one file, checked before anything is made of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mechrl.files import write_atomically
 from mechrl.files.reading import parse_json
 from mechrl.files.sealed import read_sealed, sealed
 
-_NUMBERS = ("first_f", "offset", "checked", "passes", "seconds")
+_NUMBERS = ("first_f", "offset", "judged", "again", "passes", "seconds")
 _EPISODE = ("f", "gap", "bias", "excess", "measured_at", "rounds", "done", "note")
 
 
 @dataclass(frozen=True)
-class Left:
+class SavedSession:
     """Masks are over the candidates, as everywhere."""
 
     of: dict[str, Any]  # the model, the behaviour and the settings
@@ -31,9 +31,10 @@ class Left:
     first_mask: np.ndarray  # [n] the first circuit
     first_f: float
     episode: Episode
-    best: tuple[np.ndarray, float] | None  # the smallest circuit that validation pairs accept, and f on them
-    offset: float  # of the predicted gap
-    checked: int  # circuits that validation pairs have judged
+    best: tuple[np.ndarray, float] | None  # what validation pairs have said: see `Fresh`
+    offset: float
+    judged: int
+    again: bool
     passes: float
     seconds: float
 
@@ -57,8 +58,8 @@ class Left:
         write_atomically(path, sealed(arrays, {"planner": json.dumps(known)}))
 
     @classmethod
-    def read(cls, path: Path, of: dict[str, Any], n_edges: int) -> Left:
-        """Refuses what is damaged, and what another model, behaviour or settings have left."""
+    def read(cls, path: Path, of: dict[str, Any], n_edges: int) -> SavedSession:
+        """Refuses a damaged file, and one of another model, behaviour or settings."""
         try:
             arrays, texts = read_sealed(path)
             known = parse_json(texts["planner"])
@@ -66,7 +67,7 @@ class Left:
                 raise MechRLError(
                     f"{path}: of another model, behaviour or settings; give the same options, or start without --resume"
                 )
-            return _left(arrays, known, n_edges)
+            return _session(arrays, known, n_edges)
         except FileNotFoundError as exc:
             raise MechRLError(f"{path}: no such file; nothing to resume, start without --resume") from exc
         except (OSError, KeyError, TypeError, ValueError) as exc:
@@ -75,8 +76,8 @@ class Left:
             ) from exc
 
 
-def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) -> Left:
-    """The checksum says that it is what was written; all that is left to ask is whether it fits this model."""
+def _session(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) -> SavedSession:
+    """The checksum says that it is what was written; what remains to check is whether it fits this model."""
     first, candidates = arrays["first"], arrays["candidates"]
     if first.shape != (2, n_edges):
         raise ValueError("of another graph")
@@ -90,7 +91,7 @@ def _left(arrays: dict[str, np.ndarray], known: dict[str, Any], n_edges: int) ->
         for name in arrays.keys() - {"first", "candidates", "measured", "path_gains"}
     }
     episode = {name: known[name] for name in _EPISODE}
-    return Left(
+    return SavedSession(
         of=known["of"],
         first=First(*first),
         candidates=candidates,
