@@ -81,7 +81,6 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
     ranking = np.zeros_like(mask)
     ranking[top_n(setting.scores, int(mask.sum()))] = True
     spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
-    gone, others = found.necessity < HALF, found.necessity_others
     apart = hard.f.mean < HALF * found.faithfulness
     checks = (
         Check(
@@ -92,17 +91,7 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
             "higher",
             _f(found.faithfulness_test, tau),
         ),
-        Check(
-            "necessary",
-            gone and found.necessity_p <= LEVEL,
-            found.necessity,
-            None if others is None else others.mean,
-            "lower",
-            f"f {_short(found.necessity)} with it ablated"
-            + ("" if others else ", and there are no other candidates to hold it against"),
-            found.necessity_p,
-            "not shown" if gone else "not",
-        ),
+        _necessary(found),
         Check(
             "specific",
             apart and hard.p <= LEVEL,
@@ -131,6 +120,21 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
         ),
     )
     return replace(found, verdict=ValidityVerdict(checks))
+
+
+def _necessary(found: Validity) -> Check:
+    gone, others = found.necessity < HALF, found.necessity_others
+    alone = "" if others else ", and there are no other candidates to hold it against"
+    return Check(
+        "necessary",
+        gone and found.necessity_p <= LEVEL,
+        found.necessity,
+        None if others is None else others.mean,
+        "lower",
+        f"f {_short(found.necessity)} with it ablated{alone}",
+        found.necessity_p,
+        "not shown" if gone else "not",
+    )
 
 
 def validate_and_judge(
