@@ -9,6 +9,7 @@
     print(len(circuit), circuit.faithfulness, circuit.faithfulness_test)
     print(mechrl.validate(circuit, model, behaviour).necessity)    # is it real?
     mechrl.show(circuit, model, behaviour)                         # in a notebook; `circuit` alone shows itself there too
+    mechrl.picture(circuit).save("circuit.svg")                    # a still picture
 
 Nothing here imports torch before a function is called.
 """
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
-__all__ = ["Circuit", "MechRLError", "behaviour", "discover", "judge", "load_model", "show", "validate"]
+__all__ = [
+    "Circuit",
+    "MechRLError",
+    "behaviour",
+    "discover",
+    "judge",
+    "load_model",
+    "picture",
+    "show",
+    "validate",
+]
 
 _ELSEWHERE = {
     "Circuit": ("mechrl.circuit", "Circuit"),
@@ -175,6 +186,32 @@ class Shown:
 
     def __repr__(self) -> str:
         return "the viewer's page; a notebook shows it, and so does `mechrl view`"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A still picture of a circuit, which a notebook shows and GitHub shows of it."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return "a picture; a notebook shows it, `save` writes it"
+
+    def save(self, path: Path | str) -> None:
+        """As SVG."""
+        from mechrl.files import write_atomically
+
+        write_atomically(Path(path), self.svg.encode())
+
+
+def picture(circuit: Circuit) -> Picture:
+    """The circuit as a still picture, for a paper, or for a notebook to be read where no page runs, as on GitHub."""
+    from mechrl.viewer.picture import svg
+
+    return Picture(svg(circuit))
 
 
 def show(

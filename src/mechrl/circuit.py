@@ -167,7 +167,7 @@ class Circuit:
             )
         mine = get_behaviour(given)
         if mine.name != self.behaviour:
-            raise MechRLError(f"the circuit is of the behaviour {self.behaviour!r}, {given} is {mine.name!r}")
+            raise MechRLError(f"the circuit is of the behaviour {self.behaviour!r}, not of {mine.name!r}")
         if own is not None and own.rows() != mine.rows():
             raise MechRLError(
                 f"{given} has other rows than the circuit was found with; leave --behaviour away, it has its own"
@@ -224,7 +224,8 @@ class Circuit:
 
     @classmethod
     def load(cls, path: Path | str) -> Circuit:
-        """Reads a file that `save` wrote, or what `push_to_hub` put on the hub. Refuses anything else, and says what is wrong with it."""
+        """Reads a file that `save` wrote, or a folder's circuit.json, or what `push_to_hub` put on the hub. Refuses anything else, and
+        says what is wrong with it."""
         return cls(**circuit_json.read(hub.local(path, FILE)))
 
     def to_eap_ig(self, path: Path | str) -> None:

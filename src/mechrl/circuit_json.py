@@ -77,13 +77,17 @@ def read(path: Path) -> dict[str, Any]:
     try:
         known = read_json(path)
     except FileNotFoundError as exc:
-        raise MechRLError(f"{path}: no such file; `mechrl search` writes circuits") from exc
+        raise MechRLError(
+            f"{path}: no such file; `mechrl discover` and `mechrl search` write circuits"
+        ) from exc
     except OSError as exc:
         raise MechRLError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
         raise MechRLError(f"{path}: not valid JSON, or cut short; search again") from exc
     if not isinstance(known, dict) or "format" not in known:
-        raise MechRLError(f"{path}: not a circuit of MechRL; `mechrl search` writes them")
+        raise MechRLError(
+            f"{path}: not a circuit of MechRL; `mechrl discover` and `mechrl search` write them"
+        )
     if known["format"] != FORMAT:
         raise MechRLError(
             f"{path}: format {known['format']!r}, this version of MechRL reads {FORMAT}; search again"

@@ -40,7 +40,7 @@ def main() -> None:
     say("", f"{_mechrl()} validate {OUT / 'circuit.json'}          is it real?")
     say(
         "",
-        f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once)",
+        f"{_mechrl()} discover acronyms --model smollm2          a real language model (93 MB, fetched once; 540 MB on disk)",
     )
 
 

@@ -47,10 +47,11 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], name: str, what
 
 
 def local(path: Path | str, *files: str) -> Path:
-    """The path itself, unless it begins with `hf:`; then the local copy of the one file, or of the folder with the files."""
+    """The path itself, or the one file in that folder. Of `hf:…` the local copy of the one file, or of the folder with the files."""
     text = str(path)
     if not text.startswith(PREFIX):
-        return Path(path)
+        path = Path(path)
+        return path / files[0] if len(files) == 1 and path.is_dir() else path
     found = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", text.removeprefix(PREFIX))
     if found is None:
         raise MechRLError(f"{text}: not an address on the hub; write hf:owner/name or hf:owner/name@commit")

@@ -53,7 +53,7 @@ def test_names_are_looked_up() -> None:
     assert get_behaviour("ioi-3") is behaviours()[2]
     with pytest.raises(MechRLError, match="unknown behaviour 'greater-then': did you mean greater-than"):
         get_behaviour("greater-then")
-    with pytest.raises(MechRLError, match="unknown behaviour 'xyzzy': there are ioi, ioi-2"):
+    with pytest.raises(MechRLError, match="unknown behaviour 'xyzzy': `mechrl behaviours --list` shows"):
         get_behaviour("xyzzy")
 
 

@@ -358,6 +358,38 @@ def test_it_can_be_used_at_400_pixels(chromium, tmp_path, toy: dict, how_many: i
     window.close()
 
 
+def test_a_phone_shows_the_whole_picture_in_one_page(visit) -> None:
+    """Nothing scrolls inside what scrolls, from the logits down to the input; and search goes to what it finds."""
+    v = visit(circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60)))
+    v.set_viewport_size({"width": 400, "height": 850})
+    v.wait_for_timeout(200)
+    assert v.locator(".stage").evaluate("s => s.scrollHeight <= s.clientHeight + 1")
+    stage, box = v.locator(".stage").bounding_box(), v.locator("[data-name='input']").bounding_box()
+    assert box["y"] + box["height"] <= stage["y"] + stage["height"]
+    v.set_viewport_size({"width": 400, "height": 400})
+    v.fill("#search", "input")
+    v.keyboard.press("Enter")
+    assert v.evaluate("document.querySelector('[data-name=input]').getBoundingClientRect().bottom") <= 400
+
+
+def test_many_edges_in_little_room_are_lighter(visit) -> None:
+    """The mean opacity of the picture's ink falls with more edges and, at equal edges, does not rise on a phone."""
+    ink = """c => {
+        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        let sum = 0, n = 0;
+        for (let i = 3; i < d.length; i += 4) if (d[i]) { sum += d[i]; n++; }
+        return sum / n;
+    }"""
+    seen = {}
+    for edges, nodes in ((100, 30), (2500, 200)):
+        v = visit(circuit_data(random_circuit(SMOLLM2, edges, nodes=nodes)))
+        for width in (1440, 400):
+            v.set_viewport_size({"width": width, "height": 850})
+            v.wait_for_timeout(300)
+            seen[edges, width] = v.locator("canvas.base").evaluate(ink)
+    assert seen[2500, 1440] < 0.8 * seen[100, 1440] and seen[2500, 400] < 1.15 * seen[2500, 1440]
+
+
 def test_tools_stand_beside_the_title_however_narrow(visit) -> None:
     data = circuit_data(random_circuit(SMOLLM2, 250, removed=50, nodes=60))
     v = visit(data, data)

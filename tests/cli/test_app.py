@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from mechrl.behaviours import behaviours
 from mechrl.cli import app as cli
 from tests.agents.paper.small import shrink
 
@@ -101,6 +102,7 @@ def test_help_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*name.split()[1:], "--help"]) == 0
     shown = capsys.readouterr()
     assert "Examples:" in shown.out and shown.err == ""
+    assert not re.search(r"int range|--json +<bool>|<=\d{5}", shown.out)
 
 
 @pytest.mark.parametrize("option", SHARED)
@@ -123,9 +125,21 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str):
 
 
 def test_models_lists_the_embedded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"toy", "smollm2", "gpt2"} <= {row["name"] for row in answer(capsys, "models")}
+    models = {row["name"]: row for row in answer(capsys, "models")}
+    assert {"toy", "smollm2", "gpt2"} <= set(models) and 1e6 < models["toy"]["bytes"] < 1e7
+    assert all(row["cached"] == (row["bytes"] > 0) for row in models.values())
     assert cli.run(["models"]) == 0
     assert "smollm2" in capsys.readouterr().out
+
+
+def test_behaviours_are_listed_without_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mechrl.models.load_model", None)
+    known = {row["name"]: row for row in answer(capsys, "behaviours", "--list")}
+    assert len(known) == len(behaviours()) and "names the indirect object" in known["ioi"]["description"]
+    assert cli.run(["behaviours", "--list", "-b", "docs/examples/who-gave.jsonl"]) == 0
+    assert "who-gave" in capsys.readouterr().out
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,16 @@ def test_viewing_until_ctrl_c(circuit: Path) -> None:
     assert process.returncode == 0 and stdout == "" and "Traceback" not in stderr
 
 
+def test_a_folder_stands_for_its_circuit(circuit: Path, out: Path) -> None:
+    """Its notes as well."""
+    name = Circuit.load(circuit).graph.source_names[1]
+    (circuit.parent / "circuit.notes.json").write_text(json.dumps({"pins": [name]}))
+    export_command([circuit.parent], html=out / "a.html", no_model=True)
+    export_command([circuit], html=out / "b.html", no_model=True)
+    assert (out / "a.html").read_bytes() == (out / "b.html").read_bytes()
+    assert shown(out / "a.html")[0]["notes_of_reader"]["pins"] == [name]
+
+
 def test_a_circuit_file_cannot_make_us_fetch_a_model(circuit: Path, out: Path) -> None:
     asked: list[str] = []
 

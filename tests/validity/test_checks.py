@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechrl.behaviours import get_behaviour
+from mechrl.candidates import ranking
 from mechrl.cli.validate import validate_command
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread, hypergeometric_at_least, rank_p
-from mechrl.validity.checks import N_RANDOM, components, random_circuits, recovery, validate
+from mechrl.validity.checks import N_RANDOM, _outside, components, random_circuits, recovery, validate
 from mechrl.validity.setting import Setting, f_of
 from tests.planted import planted_chain, planted_qkv
 from tests.validity.planted_setting import circuit_of, no_behaviour, planted_setting
@@ -108,6 +109,19 @@ def test_a_planted_circuit_passes() -> None:
     assert all(c.p == pytest.approx(1 / 21) for c in result.specificity)
     assert result.recovery is None and "no components" in result.recovery_reason
     json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_a_circuit_of_most_candidates_is_held_against_the_next_best_edges() -> None:
+    planted = planted_chain()
+    setting = planted_setting(planted, k=len(planted.edges) + 2)
+    found = circuit_of(setting, planted.edges)
+    outside = _outside(setting, found.live)
+    best = ranking(setting.scores)
+    best = best[~found.live[best]]
+    assert len(outside) >= 2 * found.size and not found.live[outside].any()
+    assert set(outside) == {*best[: 2 * found.size], *setting.candidates[~found.live[setting.candidates]]}
+    result = validate(found, setting.model, setting.behaviour, setting=setting)
+    assert result.necessity_others.mean > 0.9 and result.necessity_p == pytest.approx(1 / 21)
 
 
 def test_a_wrong_circuit_fails() -> None:

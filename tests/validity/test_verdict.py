@@ -51,7 +51,7 @@ def test_the_whole_model_is_faithful_but_not_minimal(model, circuit) -> None:
     verdict = judge(model, whole)
     assert verdict["faithful"].value == pytest.approx(1, abs=1e-4) and verdict["faithful"].holds
     assert not verdict["minimal"].holds and verdict["minimal"].value > 0.8 and "not minimal: " in verdict.line
-    assert "not shown necessary: f 0.00 with it ablated, and there are no other" in verdict.line
+    assert "not shown necessary: f 0.00 with it ablated, and there are too few other" in verdict.line
     assert verdict["specific"].line.startswith("not specific: ") and verdict["specific"].chance > 0.9
 
 

@@ -95,7 +95,11 @@ def get_behaviour(name_or_path: str | Path) -> Behaviour:
     if path.suffix.lower() in SUFFIXES or path.exists():
         return load_behaviour(path)
     close = difflib.get_close_matches(str(name_or_path), [behaviour.name for behaviour in _ALL], n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(b.name for b in _ALL)};"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else "`mechrl behaviours --list` shows the built-in ones;"
+    )
     raise MechRLError(
         f"unknown behaviour {str(name_or_path)!r}: {hint} a behaviour file's path ends in {' or '.join(SUFFIXES)}"
     )

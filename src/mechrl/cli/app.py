@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -73,7 +73,7 @@ def global_options(
 
 @app.command()
 def models(as_json: options.Json = False) -> None:
-    """List the models that need no path, and whether they are on this machine.
+    """List the models that have a name, and what they take on this machine's disk.
 
     Examples:
 
@@ -87,8 +87,8 @@ def models(as_json: options.Json = False) -> None:
         answer_json(rows)
     else:
         answer_table(
-            ["name", "here", "what it is"],
-            [[r["name"], "yes" if r["cached"] else "no", r["what"]] for r in rows],
+            ["name", "on disk", "what it is"],
+            [[r["name"], f"{r['bytes'] / 1e6:,.1f} MB" if r["cached"] else "no", r["what"]] for r in rows],
         )
 
 
@@ -102,6 +102,26 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(planner_app, name="planner")
 
 
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+_NO_LIMIT = 10_000  # a bound so high is there against mistakes
+
+
+def _plain(command: Any) -> Any:
+    """The command with help that leaves out what is plain: that a flag is a `<bool>`, and bounds that nobody comes near."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.min is not None:
+            parameter.metavar = "<number>"
+            if parameter.min <= 1 and parameter.max >= _NO_LIMIT:
+                parameter.min = None
+            parameter.max = None if parameter.max >= _NO_LIMIT else parameter.max
+    for below in getattr(command, "commands", {}).values():
+        _plain(below)
+    return command
+
+
 # ---- the process ----------------------------------------------------------------------------------------------------
 
 _LONGEST = 1000  # characters of an error: a name may be of any length
@@ -113,7 +133,7 @@ def run(arguments: Sequence[str]) -> int:
     """One command, as a shell sees it: its exit code. Whatever goes wrong is one line on stderr, with `--debug` a traceback."""
     global _debug
     _debug = False
-    command = get_command(app)
+    command = _plain(get_command(app))
     try:
         with command.make_context("mechrl", list(arguments)) as context:
             command.invoke(context)

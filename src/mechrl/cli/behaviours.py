@@ -14,6 +14,7 @@ from mechrl.messages import say
 from mechrl.ranges import MOST_PAIRS
 
 if TYPE_CHECKING:
+    from mechrl.behaviours import Behaviour
     from mechrl.gate import Verdict
     from mechrl.inspection import Inspection
 
@@ -31,21 +32,22 @@ def behaviours_command(
             help="Only these; a name or a file. Repeatable.",
         ),
     ] = None,
-    pairs: Annotated[
-        int,
-        typer.Option(min=1, max=MOST_PAIRS, rich_help_panel=options.BUDGET, help="Test pairs per behaviour."),
-    ] = 50,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", rich_help_panel=options.BASICS, help="List them and run no model."),
+    ] = False,
+    pairs: Annotated[int, options.budget(min=1, max=MOST_PAIRS, help="Test pairs per behaviour.")] = 50,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Check which behaviours a model exhibits: accuracy, top-1, P(answer) and KL_cut on test pairs, against stated thresholds.
+    """See which behaviours a model exhibits: accuracy, top-1, P(answer) and KL_cut on test pairs, against fixed thresholds.
 
     `mechrl check FILE` looks at a file of your own row by row.
 
     Examples:
 
-    - `mechrl behaviours`
+    - `mechrl behaviours --list`
     - `mechrl behaviours --model smollm2 --json`
     - `mechrl behaviours -b ioi -b mine.jsonl`
     """
@@ -55,6 +57,9 @@ def behaviours_command(
     from mechrl.models import load_model
 
     chosen = [get_behaviour(name) for name in only] if only else list(all_behaviours())
+    if listed:
+        _answer_list(chosen, as_json)
+        return
     with working(f"loading {model}"):
         loaded = load_model(model, device=device, bos=bos)
     verdicts: list[Verdict] = []
@@ -82,6 +87,17 @@ def behaviours_command(
         say(f"mechrl: {other}")
     if broken:
         raise broken[-1]
+
+
+def _answer_list(chosen: list[Behaviour], as_json: bool) -> None:
+    keys = ("name", "family", "split", "metric", "description")
+    rows = [{key: getattr(behaviour, key) for key in keys} for behaviour in chosen]
+    if as_json:
+        answer_json(rows)
+    else:
+        answer_table(
+            ["behaviour", "family", "what it is"], [[r["name"], r["family"], r["description"]] for r in rows]
+        )
 
 
 def _answer_verdicts(verdicts: list[Verdict]) -> None:
@@ -123,7 +139,7 @@ def check_command(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Look at a file of your own: parts, lengths, answers, what is wrong with which line, and what the model says.
+    """Check a file of your own: its parts, lengths and answers, what is wrong with which line, and what the model says.
 
     Exits with 1 if a row is broken.
 

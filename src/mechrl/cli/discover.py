@@ -18,6 +18,7 @@ from mechrl.cli.train import tell
 from mechrl.errors import MechRLError
 from mechrl.files.saving import Saving
 from mechrl.messages import say
+from mechrl.ranges import MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -43,13 +44,16 @@ def discover_command(
     out: options.OutToResume = Path("runs/discover"),
     pairs: options.Pairs = 20,
     budget: Annotated[
-        int, options.number(options.BUDGET, "Passes: then the best so far is the answer.")
+        int,
+        options.budget(
+            min=1, max=MOST_STEPS, help="Most passes to spend; the answer is then the best circuit so far."
+        ),
     ] = 1000,
     planner: Annotated[
         Path | None,
         typer.Option(
             rich_help_panel=options.EXPERT,
-            help="Folder of a planner. [default: one that comes with MechRL]",
+            help="Folder of a planner. [default: the one that comes with MechRL]",
             show_default=False,
         ),
     ] = None,
@@ -61,9 +65,9 @@ def discover_command(
     resume: options.Resume = False,
     as_json: options.Json = False,
 ) -> None:
-    """Find the circuit of a behaviour with a planner that has learned what edits do: small, and cheaper than a search.
+    """Find the circuit behind a behaviour, with a planner that has learned what edits do: small, and cheaper than a search.
 
-    With `--agent paper` a policy of the paper's kind does: 16 sampled episodes and a greedy one, of which the most faithful counts.
+    `--agent paper` asks the paper's agent instead: of 16 sampled episodes and a greedy one, the most faithful circuit wins.
 
     Examples:
 

@@ -39,12 +39,6 @@ def choice(name: str, kind: Any) -> dict[str, Any]:
     return {"parser": lambda value: one_of(name, value, known), "metavar": f"[{'|'.join(known)}]"}
 
 
-def number(panel: str, help: str, most: int = MOST_STEPS, least: int = 1, **more: Any) -> Any:
-    """A count, in a group of --help. Its default is shown, unless the help tells it."""
-    shown = "[default:" not in help
-    return typer.Option(rich_help_panel=panel, min=least, max=most, help=help, show_default=shown, **more)
-
-
 def _model(value: str | None) -> str | None:
     if value is not None and not value.strip():
         raise typer.BadParameter("a model has a name")
@@ -86,7 +80,7 @@ CircuitBehaviour = Annotated[
     basic(
         "--behaviour",
         "-b",
-        help="The file of a behaviour of your own; built-in ones are found.",
+        help="File of your own behaviour, for an old circuit that does not hold its rows.",
         show_default=False,
     ),
 ]
@@ -104,17 +98,15 @@ SearchMethod = Annotated[
 
 OutToResume = Annotated[
     Path,
-    typer.Option(
-        rich_help_panel=BASICS, help="Folder for circuit.json and, while it runs, the state to resume from."
-    ),
+    basic(help="Folder for circuit.json and, while it runs, the state to resume from."),
 ]
 HoldsOn = Annotated[
     names.HoldsOn | None,
     basic(
         "--holds-on",
         **choice("holds-on", names.HoldsOn),
-        help="The pairs on which f ≥ tau must hold: `fresh` ones, as validation pairs judge, or the `discovery` pairs alone. "
-        "[default: fresh, where there are ten validation and ten test pairs]",
+        help="Where f ≥ tau must hold: on `fresh` pairs (validation pairs decide), or on the `discovery` pairs alone. "
+        "[default: fresh, given ten validation and ten test pairs]",
         show_default=False,
     ),
 ]
@@ -124,11 +116,14 @@ Prefilter = Annotated[
     names.Prefilter,
     expert(
         **choice("prefilter", names.Prefilter),
-        help="Candidates by the behaviour's own `metric` (the paper), by `kl`, or by either (`union`).",
+        help="Choose candidates by the behaviour's own `metric` (as the paper does), by `kl`, or by both (`union`).",
     ),
 ]
 Seed = Annotated[
-    int, reproducible(min=0, max=MOST_SEED, help="Random seed: it picks the pairs and all that is drawn.")
+    int,
+    reproducible(
+        min=0, max=MOST_SEED, help="Random seed; it picks the discovery pairs and every random draw."
+    ),
 ]
 Seeds = Annotated[
     str, reproducible(help="Comma-separated; a seed picks the discovery pairs and all else that is random.")
@@ -163,7 +158,7 @@ Ray = Annotated[
     ),
 ]
 SaveEvery = Annotated[int, budget(min=1, max=MOST_STEPS, help="Iterations between two saves.")]
-Resume = Annotated[bool, budget("--resume", help="Go on with what was left in --out.")]
+Resume = Annotated[bool, budget("--resume", help="Go on from the state saved in --out.")]
 _seconds = partial(budget, min=0, max=MOST_SECONDS, callback=finite, show_default=False)
 SecondsThenResume = Annotated[
     float | None, _seconds(help="Save and end after so many seconds; go on with --resume.")

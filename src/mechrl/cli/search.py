@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mechrl import names
 from mechrl.cli import options
 from mechrl.cli.output import answer_kept, keep, leave, one_writer
@@ -17,7 +15,7 @@ from mechrl.errors import MechRLError
 from mechrl.files import CannotWrite
 from mechrl.files.saving import Saving
 from mechrl.messages import say
-from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS
+from mechrl.ranges import MOST_COEFFICIENT, MOST_EDGES, MOST_PAIRS, MOST_STEPS
 from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -40,33 +38,31 @@ def search_command(
     pairs: options.Pairs = 20,
     k: Annotated[
         int,
-        options.number(
-            options.BUDGET,
-            "Candidate edges by each score; doubled until they reach tau together.",
-            MOST_EDGES,
+        options.budget(
+            "--k",
+            min=1,
+            max=MOST_EDGES,
+            help="Candidate edges per score; doubled until all of them together reach tau.",
         ),
     ] = 3000,
     attempts: Annotated[
         int | None,
-        options.number(
-            options.BUDGET,
-            "Searches, each aiming higher, where f must hold on fresh pairs. [default: 6; of `blockwise` on a CPU 1]",
+        options.budget(
+            min=1,
+            max=MOST_STEPS,
+            help="Most searches in a row, each aiming higher, until f holds on fresh pairs. "
+            "[default: 6; 1 for `blockwise` on a CPU]",
+            show_default=False,
         ),
     ] = None,
     seed: options.Seed = 0,
     prefilter: options.Prefilter = "union",
     whole_graph: Annotated[
-        bool,
-        typer.Option(
-            "--whole-graph",
-            rich_help_panel=options.EXPERT,
-            help="Search among all edges, not among candidates.",
-        ),
+        bool, options.expert("--whole-graph", help="Search among all edges, not among candidates.")
     ] = False,
     threshold: Annotated[
         list[float] | None,
-        typer.Option(
-            rich_help_panel=options.EXPERT,
+        options.expert(
             min=0,
             max=MOST_COEFFICIENT,
             callback=options.all_finite,
@@ -76,13 +72,20 @@ def search_command(
     ] = None,
     minibatch: Annotated[
         int | None,
-        options.number(
-            options.EXPERT, "Decide by so many pairs, drawn afresh while the search runs.", MOST_PAIRS
+        options.expert(
+            min=1,
+            max=MOST_PAIRS,
+            help="Decide by this many pairs at a time, drawn anew as the search goes on.",
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        options.number(options.EXPERT, "Of Matryoshka attribution, three passes each. [default: 500]"),
+        options.expert(
+            min=1,
+            max=MOST_STEPS,
+            help="Steps of Matryoshka attribution, three passes each. [default: 500]",
+            show_default=False,
+        ),
     ] = None,
     bos: options.Bos = "auto",
     device: options.Device = "auto",
@@ -90,7 +93,7 @@ def search_command(
     resume: options.Resume = False,
     as_json: options.Json = False,
 ) -> None:
-    """Find the circuit of one behaviour: the fewest edges that keep f ≥ tau.
+    """Find the circuit behind one behaviour by search: the fewest edges that keep f ≥ tau.
 
     Examples:
 

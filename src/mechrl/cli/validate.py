@@ -20,7 +20,10 @@ def validate_command(
     random: Annotated[
         int,
         typer.Option(
-            min=20, max=MOST_AT_ONCE, rich_help_panel=options.BUDGET, help="Random circuits of each kind."
+            min=20,
+            max=MOST_AT_ONCE,
+            rich_help_panel=options.BUDGET,
+            help="Random circuits to compare with, of each kind.",
         ),
     ] = 20,
     bootstraps: Annotated[
@@ -29,7 +32,7 @@ def validate_command(
             min=0,
             max=MOST_AT_ONCE,
             rich_help_panel=options.BUDGET,
-            help="Run the method again on so many bootstraps of its pairs: how alike are the circuits? Each costs what the circuit did.",
+            help="Find the circuit again on this many bootstraps of its pairs, and compare. Each costs what the circuit did.",
         ),
     ] = 0,
     seed: options.Seed = 0,

@@ -138,11 +138,12 @@ def _document(
         raise MechRLError(f"up to {MOST_CIRCUITS} circuits can be shown, not {len(paths)}")
     if no_model and model is not None:
         raise MechRLError("--model and --no-model contradict each other; leave one out")
-    from mechrl.circuit import Circuit
+    from mechrl.circuit import FILE, Circuit
     from mechrl.viewer.data import circuit_data
     from mechrl.viewer.page import page
 
     circuits = [Circuit.load(path) for path in paths]
+    paths = [path / FILE if path.is_dir() else path for path in paths]
     notes = [read_notes(path, circuit) for path, circuit in zip(paths, circuits, strict=True)]
     behaviours = _behaviours(circuits, behaviour)
     models: list[Model | str] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,32 +97,32 @@ def _build(name: str, config: Config, tensors: dict[str, Tensor]) -> Model:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The models that have a short name. Any other hub id, directory or .gguf file can be loaded as well."""
+    """The models that have a short name, each with its bytes on this machine, 0 if it is not here. Any other hub id, directory or
+    .gguf file can be loaded as well."""
     from huggingface_hub import try_to_load_from_cache
 
     from mechrl.models import smollm2
 
-    rows: list[dict[str, Any]] = [
-        dict(
-            name="toy",
-            cached=(_TOY / "config.json").is_file(),
-            what="a small GPT-2 that comes with MechRL and exhibits every behaviour",
-        ),
-        dict(
-            name="smollm2",
-            cached=smollm2.cached(),
-            what="SmolLM2-135M-Instruct, rounded to 4 bits; fetched once (93 MB)",
+    def row(name: str, files: Sequence[Path], what: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "cached": bool(files),
+            "bytes": sum(f.stat().st_size for f in files),
+            "what": what,
+        }
+
+    rows = [
+        row("toy", [*_TOY.glob("*.*")], "a small GPT-2 that comes with MechRL and exhibits every behaviour"),
+        row(
+            "smollm2",
+            smollm2.files(),
+            "SmolLM2-135M-Instruct, rounded to 4 bits; fetched once (93 MB), then unpacked (540 MB)",
         ),
     ]
     for name, shape in GPT2.items():
         found = try_to_load_from_cache(f"openai-community/{name}", "model.safetensors")
-        rows.append(
-            dict(
-                name=name,
-                cached=isinstance(found, str),
-                what=f"GPT-2 with {shape}, from the Hugging Face hub",
-            )
-        )
+        here = [Path(found)] if isinstance(found, str) else []
+        rows.append(row(name, here, f"GPT-2 with {shape}, from the Hugging Face hub"))
     return rows
 
 

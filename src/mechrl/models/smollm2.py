@@ -40,6 +40,11 @@ def cached() -> bool:
     return _complete(_final(cache_folder()))
 
 
+def files() -> list[Path]:
+    """Those of the cache; none unless the model is there whole."""
+    return [*_final(cache_folder()).iterdir()] if cached() else []
+
+
 def directory() -> Path:
     """The converted model's directory. Downloads and converts the model unless it is in the cache."""
     root = cache_folder()

@@ -26,6 +26,7 @@ import numpy as np
 from mechrl import gate
 from mechrl.behaviours import Behaviour, behaviours
 from mechrl.behaviours.base import TEST_SEED
+from mechrl.candidates import ranking
 from mechrl.circuit import Circuit
 from mechrl.errors import MechRLError
 from mechrl.graph import Graph
@@ -96,7 +97,7 @@ class Validity:
     faithfulness_test: float
     necessity: float
     necessity_random: Spread
-    necessity_others: Spread | None  # candidates outside the circuit; None if there are no more than that
+    necessity_others: Spread | None  # as many outside the circuit; None if there are no more than that
     necessity_p: float  # of as many others leaving as little f: the circuit's rank among them
     metric: str  # the behaviour's own; where it is KL, f says it
     necessity_metric: float | None  # by the behaviour's own metric
@@ -273,7 +274,7 @@ def validate(
     size = int(mask.sum())
 
     report("necessity")
-    outside = setting.candidates[~mask[setting.candidates]]
+    outside = _outside(setting, mask)
     ablated, others = (
         ~random_circuits(graph, edges, size, n_random, seed) for edges in (setting.candidates, outside)
     )
@@ -307,6 +308,13 @@ def validate(
         variants=tuple(_on_variant(model, other, mask, report) for other in _variants(behaviour)),
         seconds=time.perf_counter() - began,
     )
+
+
+def _outside(setting: Setting, mask: np.ndarray) -> np.ndarray:
+    """Candidates that the circuit does not have, and where these are few the next best edges: twice as many as it has, if there are."""
+    best = ranking(setting.scores)
+    best = best[~mask[best]][: 2 * int(mask.sum())]
+    return np.union1d(setting.candidates[~mask[setting.candidates]], best)
 
 
 def _controls(

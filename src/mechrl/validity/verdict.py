@@ -2,7 +2,7 @@
 
 faithful        f on fresh pairs ≥ τ. Chance: f of random circuits of the candidates, as large after pruning (on discovery pairs)
 necessary       with the circuit ablated less than half of f is left (the whole model's is 1), and less than with as many random
-                candidates outside it: p ≤ 0.05. Lower is better
+                candidates outside it (with the next best edges, if these are few): p ≤ 0.05. Lower is better
 specific        f on discovery pairs is above that of the random circuits, p ≤ 0.05, and these reach less than half of it
 stable          of 1,000 bootstraps of the fresh pairs nine in ten have f ≥ τ − 0.05. Chance: those of the empty circuit, which is 0
                 whatever the pairs, so none
@@ -24,7 +24,7 @@ import numpy as np
 
 from mechrl.circuit import Circuit
 from mechrl.search.select import top_n
-from mechrl.validity.checks import Validity, validate
+from mechrl.validity.checks import Control, Validity, validate
 from mechrl.validity.setting import Setting, f_of
 
 N_BOOTSTRAPS = 1000
@@ -81,7 +81,6 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
     ranking = np.zeros_like(mask)
     ranking[top_n(setting.scores, int(mask.sum()))] = True
     spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
-    apart = hard.f.mean < HALF * found.faithfulness
     checks = (
         Check(
             "faithful",
@@ -92,16 +91,7 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
             _f(found.faithfulness_test, tau),
         ),
         _necessary(found),
-        Check(
-            "specific",
-            apart and hard.p <= LEVEL,
-            found.faithfulness,
-            hard.f.mean,
-            "higher",
-            f"f {_short(found.faithfulness)} on discovery pairs",
-            hard.p,
-            "not shown" if apart else "not",
-        ),
+        _specific(found, hard),
         Check(
             "stable",
             stable >= ENOUGH_BOOTSTRAPS,
@@ -124,16 +114,30 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
 
 def _necessary(found: Validity) -> Check:
     gone, others = found.necessity < HALF, found.necessity_others
-    alone = "" if others else ", and there are no other candidates to hold it against"
+    nothing = "" if others else ", and there are too few other edges to hold it against"
     return Check(
         "necessary",
         gone and found.necessity_p <= LEVEL,
         found.necessity,
         None if others is None else others.mean,
         "lower",
-        f"f {_short(found.necessity)} with it ablated{alone}",
+        f"f {_short(found.necessity)} with it ablated{nothing}",
         found.necessity_p,
         "not shown" if gone else "not",
+    )
+
+
+def _specific(found: Validity, random: Control) -> Check:
+    apart = random.f.mean < HALF * found.faithfulness
+    return Check(
+        "specific",
+        apart and random.p <= LEVEL,
+        found.faithfulness,
+        random.f.mean,
+        "higher",
+        f"f {_short(found.faithfulness)} on discovery pairs",
+        random.p,
+        "not shown" if apart else "not",
     )
 
 

@@ -1,5 +1,8 @@
 // ---- one circuit ----------------------------------------------------------------------------------------------------
 
+/** How dark edges are where there are many of them in little room. */
+const crowding = (n, width) => Math.max(0.1, Math.min(0.9, 7 / Math.sqrt(n * Math.max(1, 800 / width))));
+
 class Pane {
   constructor(circuit) {
     this.circuit = circuit;
@@ -172,7 +175,7 @@ class Pane {
   /** While the slider moves, the most important edges are drawn; all of them when it rests. */
   draw(moving = false) {
     if (!this.width) return;
-    const { circuit } = this;
+    const { circuit, width } = this;
     let drawn = circuit.edges.filter((edge) => this.shows(edge));
     if (drawn.length > circuit.raw.most) drawn = drawn.sort((a, b) => b.share - a.share).slice(0, circuit.raw.most);
     const dashed = drawn.length <= (moving ? DASHED_AT_ONCE : DASHED_AT_ALL);
@@ -200,7 +203,7 @@ class Pane {
     if (![...this.buttons.values()].some((b) => b.tabIndex === 0)) this.roving("logits");
     for (const { bracket, name } of this.brackets) bracket.classList.toggle("on", fed.has(name));
     const context = this.context(this.base);
-    const crowd = Math.max(0.22, Math.min(0.9, 7 / Math.sqrt(drawn.length)));
+    const crowd = crowding(drawn.length, width);
     if (comparable && state.filter === "all") {
       this.stroke(context, drawn.filter((e) => !shared.ids.has(e.id)), crowd * 0.38, 0.75, dashed);
       this.stroke(context, drawn.filter((e) => shared.ids.has(e.id)), Math.min(1, crowd * 1.25), 1.15, dashed);
@@ -221,7 +224,7 @@ class Pane {
   /** Thin edges first. Curve by curve: one path of thousands takes longer, because it is filled as a whole. */
   stroke(context, edges, alpha, scale, dashed) {
     for (const edge of [...edges].sort((a, b) => a.width - b.width)) {
-      const { kind } = edge.port, width = edge.width * scale;
+      const { kind } = edge.port, width = edge.width * scale * Math.min(1, Math.max(0.55, this.width / 800));
       // in a crowd the strong edges keep their colour and the weak ones recede
       context.globalAlpha = this.circuit.raw.scored ? Math.min(1, alpha * (0.55 + 2.2 * Math.sqrt(edge.share))) : alpha;
       context.lineWidth = width;

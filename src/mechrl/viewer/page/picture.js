@@ -12,7 +12,7 @@ function svgOf(pane) {
     el("text", { x: 16, y: 36, fill: colours.muted, "font-size": 11, ...font }, circuit.raw.lead),
   ];
   const drawing = el("g", { transform: `translate(0 ${head})` });
-  const crowd = Math.max(0.22, Math.min(0.9, 7 / Math.sqrt(shown.length)));
+  const crowd = crowding(shown.length, width);
   for (const edge of shown) {
     const [x0, y0, ...rest] = edge.curve.map((x) => x.toFixed(1)), { kind } = edge.port;
     drawing.append(el("path", {

@@ -49,9 +49,7 @@ function startSearch() {
     choose(name, index < 0 ? state.active : index);
     const pane = panes[state.active];
     pane.roving(name);
-    const place = pane.places.get(name);
-    const { scrollTop, clientHeight } = pane.stage;
-    if (place.y < scrollTop + 30 || place.y > scrollTop + clientHeight - 30) pane.stage.scrollTop = place.y - clientHeight / 2;
+    pane.buttons.get(name).scrollIntoView({ block: "nearest" });
     close();
   }
 
