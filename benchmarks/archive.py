@@ -87,9 +87,9 @@ def pack(run: Path, archive: Path) -> int:
         archive / CELLS,
         lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=9 | lzma.PRESET_EXTREME),
     )
-    for path in sorted((run / "tables").glob("*.*")):
-        if path.suffix in (".csv", ".md"):
-            write_atomically(archive / "tables" / path.name, path.read_bytes())
+    for path in (*sorted((run / "tables").glob("*.*")), *sorted((run / "figures").glob("*.webp"))):
+        if path.suffix != ".json":
+            write_atomically(archive / path.parent.name / path.name, path.read_bytes())
     for path in sorted((run / "figures").glob("*.png")):
         picture = io.BytesIO()
         Image.open(path).convert("RGB").save(picture, "WEBP", lossless=True, quality=100, method=6)

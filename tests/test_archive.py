@@ -110,3 +110,7 @@ def test_figures_are_packed_without_loss(archive: ModuleType, tmp_path: Path) ->
     assert archive.pack(tmp_path / "run", tmp_path / "packed") == 0
     packed = Image.open(tmp_path / "packed" / "figures" / "figure-1.webp")
     assert packed.convert("RGB").tobytes() == image.tobytes()
+    assert archive.unpack(tmp_path / "packed", tmp_path / "again") == 0
+    (tmp_path / "again" / "cells").mkdir()
+    assert archive.pack(tmp_path / "again", tmp_path / "two") == 0
+    assert (tmp_path / "two" / "figures" / "figure-1.webp").is_file()

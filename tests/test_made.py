@@ -116,15 +116,17 @@ def test_the_planners_tables_in_short(script) -> None:
         "edges": 9,
         "f_test": 0.91,
         "passes": 50.0,
+        "cpu": 3.0,
     }
     text = "# Head\n\n" + "\n".join(
         planner.found([row | {"method": m} for m in planner.METHODS], "smollm2: f")
     )
     short = make.in_short(text)
     assert (
-        short.startswith("**smollm2: f**") and "| planner, designed on | 1 | 1.00 (sd of log 0.00) |" in short
+        short.startswith("**smollm2: f**")
+        and "| planner (designed on) | 1 | 1 | 1.00 (sd of log 0.00) |" in short
     )
-    assert "plural" not in short and "| 9 (9) | 50 (50) | 0.910 | 0.910 |" in short
+    assert "plural" not in short and "| 9 (9) | 50 (50) | 0.910 (0.910) |" in short
 
 
 def test_stability_of_rows_is_that_of_their_circuits(script) -> None:

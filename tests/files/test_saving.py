@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -286,16 +287,17 @@ def test_a_walk_and_a_fitted_network_are_kept_until_they_can_be_written(
     def collect() -> None:
         planner_jobs.collect(model, workspace, cell, "ioi", 0, None, {})  # type: ignore[arg-type]
 
-    def fit(stopped: list[int]) -> None:
-        planner_command.fit([tmp_path], tmp_path / "planner", None, fitting.FitSettings(), "cpu", stopped)
+    def fit() -> None:
+        planner_command.fit([tmp_path], tmp_path / "planner", None, fitting.FitSettings(), "cpu")
 
     for job, name, path in (
         (collect, f"{cell.name}.safetensors", planner_jobs.records_of(workspace, cell)),
-        (lambda: fit([]), "model.safetensors", tmp_path / "planner" / "model.safetensors"),
+        (fit, "model.safetensors", tmp_path / "planner" / "model.safetensors"),
     ):
         disk = Disk(monkeypatch, name, times=2)
         job()
         assert disk.refused == 2 and path.exists()
     Disk(monkeypatch, "model.safetensors")
+    monkeypatch.setattr(planner_command, "stop_signals", lambda: nullcontext([2]))
     with pytest.raises(CannotWrite, match="make room"):
-        fit([2])
+        fit()

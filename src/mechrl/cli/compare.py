@@ -92,7 +92,7 @@ def compare_command(
     budget = Budget(tau=tau, pairs=pairs, k=k, adapt_iterations=iterations)
     experiment = Experiment(model, out, policy, device, jobs, seconds, ray)
     agent = experiment.agent() if set(chosen) & set(compare.PAPERS) else None
-    with _left(as_json, tables=[]), experiment:
+    with _json_if_out_of_time(as_json, tables=[]), experiment:
         known = experiment.gate(behaviours, force)
         cells = [
             circuit_cell(known.model, name, method, aim, seed, budget, agent)  # type: ignore[arg-type]  # checked above
@@ -125,7 +125,7 @@ def compare_command(
 
 
 @contextmanager
-def _left(as_json: bool, **nothing: object) -> Iterator[None]:
+def _json_if_out_of_time(as_json: bool, **nothing: object) -> Iterator[None]:
     """Machines are told something also when time ran out before there was anything to tell."""
     try:
         yield
@@ -222,7 +222,7 @@ def reproduce_command(
     experiment = Experiment(
         model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
     )
-    with _left(as_json, report=None), experiment:
+    with _json_if_out_of_time(as_json, report=None), experiment:
         gated = experiment.gate(",".join(scope.only) or "every")
         chosen = choose(gated, scope.only)
         if not report_only:

@@ -11,14 +11,7 @@ import typer
 
 from mechrl import names
 from mechrl.names import check_model, one_of
-from mechrl.ranges import (
-    MOST_AT_ONCE,
-    MOST_JOBS,
-    MOST_PAIRS,
-    MOST_SECONDS,
-    MOST_SEED,
-    MOST_STEPS,
-)
+from mechrl.ranges import MOST_AT_ONCE, MOST_JOBS, MOST_PAIRS, MOST_SECONDS, MOST_SEED, MOST_STEPS
 
 
 def finite(value: float | None) -> float | None:

@@ -20,9 +20,8 @@ class Estimate:
     active_tokens: int  # (pair, position)s at which circuits can differ
     edges: int
     model_bytes: int
-    circuit_bytes: (
-        int  # rows and streams of a circuit of all these edges; a gradient takes about twice as much
-    )
+    # rows and streams of a circuit of all these edges; a gradient takes about twice as much
+    circuit_bytes: int
     at_once: int  # how many such circuits fit the budget; one always runs
     seconds_per_pass: float
 

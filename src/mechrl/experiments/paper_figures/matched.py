@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mechrl.experiments.compare_tables import NAMES
 from mechrl.experiments.paper_figures.marks import jsonable, legend_below, points_of
 from mechrl.experiments.reproduce import View, acdc_best, spread
-from mechrl.report.figures import (
-    BLACK,
-    BLUE,
-    GREY,
-    ORANGE,
-    Figure,
-    dots,
-    draw,
-    empty,
-    plain_log,
-    style_of,
-)
+from mechrl.report.figures import BLACK, BLUE, GREY, ORANGE, Figure, dots, draw, empty, plain_log, style_of
 from mechrl.stats import Spread
 
 if TYPE_CHECKING:

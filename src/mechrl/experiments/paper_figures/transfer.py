@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mechrl.experiments import paper_numbers as paper
 from mechrl.experiments.paper_figures.marks import height_of, jsonable, legend_below, points_of
 from mechrl.experiments.reproduce import View, spread
-from mechrl.report.figures import (
-    BLUE,
-    GREY,
-    RED,
-    Figure,
-    dots,
-    draw,
-    empty,
-)
+from mechrl.report.figures import BLUE, GREY, RED, Figure, dots, draw, empty
 from mechrl.stats import Spread
 
 if TYPE_CHECKING:
