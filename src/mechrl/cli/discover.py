@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +22,6 @@ from mechrl.signals import stop_signals
 
 if TYPE_CHECKING:
     from mechrl.agents.planner.session import Session
-
-_SAVE_EVERY = 10.0  # seconds
 
 
 @one_writer
@@ -112,21 +109,21 @@ def discover_command(
     if not resume:
         say(f"{estimate(session.start.engine).line()}; at most {budget:,} passes")
 
-    last_saved, saving = time.monotonic(), Saving()
+    saving = Saving()
     with Live("discover", quiet=0) as live, stop_signals() as stopped:
-        live.show(_line(session), session.passes, budget)
 
-        def checkpoint(now: Session) -> None:
-            nonlocal last_saved
-            live.show(_line(now), min(now.passes, budget), budget)
-            if stopped or time.monotonic() - last_saved > _SAVE_EVERY:
-                saving.attempt(lambda: now.save(state_path))
-                last_saved = time.monotonic()
+        def watch() -> None:
+            live.show(_line(session), min(session.passes, budget), budget)
             if stopped:
                 raise Interrupted
 
+        def checkpoint(session: Session) -> None:
+            saving.attempt(lambda: session.save(state_path))
+            watch()
+
         try:
-            session.run(checkpoint)
+            checkpoint(session)
+            session.run(checkpoint, watch)
         except Interrupted:
             circuit = session.circuit(complete=False)
         else:

@@ -129,6 +129,26 @@ def test_left_after_every_round_and_resumed_equals_straight(
     assert rounds > 3 and known(session.circuit()) == known(straight.circuit())
 
 
+@pytest.mark.parametrize("calls", [2, 7])
+def test_stopped_within_a_round_it_resumes_from_the_last_save(
+    calls: int, toy: Model, network: EditModel, begin, straight: tuple[Session, Circuit], tmp_path: Path
+) -> None:
+    session, path, left = begin(FRESH), tmp_path / "left", calls
+    session.save(path)
+
+    def watch() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Left
+
+    with pytest.raises(Left):
+        session.run(lambda now: now.save(path), watch)
+    resumed = Session.resume(path, toy, session.behaviour, network, FRESH)
+    resumed.run()
+    assert known(resumed.circuit()) == known(straight[1])
+
+
 def test_a_state_is_of_its_model_behaviour_and_settings(
     toy: Model, network: EditModel, begin, tmp_path: Path
 ) -> None:

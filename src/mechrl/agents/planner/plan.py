@@ -96,6 +96,7 @@ class Planner:
     model: Predictor
     tau: float
     fresh: Fresh | None = None  # aim at f on fresh pairs
+    watch: Callable[[], None] = lambda: None  # called within rounds, which can be long; may raise
 
     def begin(self) -> Episode:
         return Episode(self.start.mask, self.start.f)
@@ -251,13 +252,14 @@ class Planner:
         return Edits(masks, masks.sum(1), add.sum(1), mu.astype(np.float64), sigma.astype(np.float64), gap)
 
     def _aim(self, gap: np.ndarray | float) -> np.ndarray | float:
-        """The f on the discovery pairs that is enough. Never out of reach, whatever gap is expected."""
-        return np.minimum(self.tau + gap, self.tau + HIGHEST_AIM * (1 - self.tau))
+        """The f on the discovery pairs that is enough: at least τ, and never out of reach, whatever gap is expected."""
+        return self.tau + np.clip(gap, 0, HIGHEST_AIM * (1 - self.tau))
 
     # ---- trying -----------------------------------------------------------------------------------------------------
 
     def _try(self, episode: Episode, seen: Prediction, edits: Edits) -> bool:
         """Measures edits, learns from them, and takes the best if any is good enough. While the boldest is, still bolder ones are tried."""
+        self.watch()
         f = self._measure(episode, edits)
         while (bolder := self._bolder(episode, seen, edits, f)) is not None:
             f = np.concatenate([f, self._measure(episode, bolder)])
@@ -312,6 +314,7 @@ class Planner:
         predicted[seen.alive], predicted[seen.outside] = seen.cost, seen.gain
         found = False
         while True:
+            self.watch()
             self._measure_singles(episode, swap.worth_measuring(episode, predicted))
             if not self._swap(episode):
                 return found, False

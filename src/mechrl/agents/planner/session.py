@@ -89,8 +89,16 @@ class Session:
             int(self.episode.mask.sum()), self.episode.f, self.passes, self.settings.budget, self.seconds
         )
 
-    def run(self, checkpoint: Callable[[Session], None] = lambda session: None) -> None:
-        """Goes on to the end. `checkpoint` is called after every round, and may raise to stop."""
+    def run(
+        self,
+        checkpoint: Callable[[Session], None] = lambda session: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Goes on to the end. Both callbacks may raise to stop; a session can be saved in `checkpoint` alone.
+
+        checkpoint: called after every round. watch: called several times within one.
+        """
+        self.planner.watch = watch
         while not self.episode.done:
             self.planner.step(self.episode)
             if self.passes > self.settings.budget:
