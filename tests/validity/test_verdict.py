@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import mechrl
-from mechrl.behaviours import get_behaviour
+from mechrl.behaviours import VALIDATION_SEED, get_behaviour
 from mechrl.circuit import Circuit
+from mechrl.engine import Engine
 from mechrl.models import load_model
 from mechrl.search.session import SearchSettings, search
 from mechrl.stats import Spread
@@ -78,7 +79,9 @@ def _first(mask: np.ndarray, edges: list, n: int) -> np.ndarray:
     return mask
 
 
-def test_minimality_is_that_of_single_edges(model, circuit) -> None:
+@pytest.mark.parametrize(("target", "seed"), [("discovery", None), ("test", VALIDATION_SEED)])
+def test_minimality_is_that_of_single_edges(model, circuit, target: str, seed: int | None) -> None:
+    """On the pairs that the circuit had to hold on."""
     strongest = sorted(np.flatnonzero(circuit.live), key=lambda e: -abs(circuit.attribution[e]))
     mask = np.zeros(model.graph.n_edges, dtype=bool)
     size = next(
@@ -88,11 +91,16 @@ def test_minimality_is_that_of_single_edges(model, circuit) -> None:
     )
     mask = _first(mask, strongest, size)
     few = with_edges(model, circuit, mask)
-    setting, without = Setting.of(model, get_behaviour("acronyms"), few), []
+    few = replace(few, settings=few.settings | {"target": target})
+    behaviour, without = get_behaviour("acronyms"), []
+    if seed is None:
+        engine = Setting.of(model, behaviour, few).engine
+    else:
+        engine = Engine(model, behaviour.pairs(model.tokenizer, 100, seed))
     for edge in np.flatnonzero(few.live):
         mask = few.live.copy()
         mask[edge] = False
-        without.append(float(f_of(setting.engine, mask)[0]))
+        without.append(float(f_of(engine, mask)[0]))
     tau = (min(without) + max(without)) / 2  # some edges can go, others cannot
     share = float(np.mean([f >= tau for f in without]))
     assert 0 < share < 1

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mechrl.behaviours.base import TEST_SEED, Behaviour, Metric, Pairs, metric_value
+from mechrl.behaviours.base import TEST_SEED, VALIDATION_SEED, Behaviour, Metric, Pairs, metric_value
 from mechrl.candidates import candidate_set, discovery_pairs, metrics_of, scores_of
 from mechrl.circuit import Circuit
 from mechrl.engine import Engine
@@ -95,6 +95,12 @@ class Setting:
     def test(self) -> Engine:
         """On fresh pairs, which no search has seen."""
         return fresh(self.model, self.behaviour, TEST_SEED)
+
+    def had_to_hold_on(self, circuit: Circuit) -> Engine:
+        """On the pairs that decided when the method stopped: validation pairs if it aimed at fresh ones, else its discovery pairs."""
+        if circuit.settings.get("target") != "test":
+            return self.engine
+        return fresh(self.model, self.behaviour, VALIDATION_SEED)
 
 
 def f_of(engine: Engine, masks: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ necessary       with the circuit ablated less than half of f is left (the whole 
 specific        f on discovery pairs is above that of the random circuits, p ≤ 0.05, and these reach less than half of it
 stable          of 1,000 bootstraps of the fresh pairs nine in ten have f ≥ τ − 0.05. Chance: those of the empty circuit, which is 0
                 whatever the pairs, so none
-minimal         of the circuit's edges, or of 24 drawn from them, at most one in ten can go by itself with f ≥ τ on discovery pairs. Chance:
-                the same of a circuit of as many edges of highest attribution. Lower is better
+minimal         of the circuit's edges, or of 24 drawn from them, at most one in ten can go by itself with f ≥ τ on the pairs that the
+                circuit had to hold on. Chance: the same of a circuit of as many edges of highest attribution. Lower is better
 
 p is the circuit's rank among n random ones, (1 + those at least as good) / (1 + n), whatever their distribution: mean and deviation
 would not do, as f of random circuits is often near 0 or near 1 and seldom between. Half is asked for besides, since a small difference
@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mechrl.circuit import Circuit
+from mechrl.engine import Engine
 from mechrl.search.select import top_n
 from mechrl.validity.checks import Control, Validity, validate
 from mechrl.validity.setting import Setting, f_of
@@ -80,7 +81,8 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
     low, high = np.quantile(f, [0.05, 0.95])
     ranking = np.zeros_like(mask)
     ranking[top_n(setting.scores, int(mask.sum()))] = True
-    spare, spare_top = (_removable(m, setting, tau, rng) for m in (mask, graph.prune(ranking)))
+    deciding = setting.had_to_hold_on(circuit)
+    spare, spare_top = (_removable(m, deciding, tau, rng) for m in (mask, graph.prune(ranking)))
     checks = (
         Check(
             "faithful",
@@ -162,7 +164,7 @@ def bootstraps(
     return f
 
 
-def _removable(mask: np.ndarray, setting: Setting, tau: float, rng: np.random.Generator) -> float:
+def _removable(mask: np.ndarray, engine: Engine, tau: float, rng: np.random.Generator) -> float:
     """The share of a circuit's edges that can go by themselves with f ≥ τ; of all of them, or of `N_EDGES` drawn from them."""
     edges = np.flatnonzero(mask)
     if not len(edges):
@@ -170,7 +172,7 @@ def _removable(mask: np.ndarray, setting: Setting, tau: float, rng: np.random.Ge
     chosen = rng.permutation(edges)[:N_EDGES]
     without = np.tile(mask, (len(chosen), 1))
     without[np.arange(len(chosen)), chosen] = False
-    return float((f_of(setting.engine, without) >= tau).mean())
+    return float((f_of(engine, without) >= tau).mean())
 
 
 def _f(f: float, tau: float) -> str:
