@@ -14,7 +14,10 @@ import pytest
 
 from mechrl.behaviours import behaviours, get_behaviour
 from mechrl.circuit import Circuit
+from mechrl.errors import MechRLError
 from mechrl.experiments import paper_numbers as paper
+from mechrl.experiments.cells import Cell
+from mechrl.experiments.experiment import Experiment
 from mechrl.experiments.paper_tables import all_tables
 from mechrl.experiments.reproduce import (
     QUICK,
@@ -329,3 +332,13 @@ def test_reproduce_quick(tmp_path: Path) -> None:
     assert len(list((tmp_path / "circuits").glob("*.json.gz"))) == len(
         [n for n in names if n.startswith("circuit-")]
     )
+
+
+@pytest.mark.parametrize(("kind", "said"), [("gate", "no gate done"), ("train", "give one by --policy")])
+def test_a_report_alone_runs_nothing(kind: str, said: str, tmp_path: Path) -> None:
+    with (
+        Experiment("toy", tmp_path, None, "cpu", 1, 0.0) as experiment,
+        pytest.raises(MechRLError, match=said),
+    ):
+        experiment.need(Cell(kind, {}))
+    assert not list(tmp_path.rglob("*.json"))

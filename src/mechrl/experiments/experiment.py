@@ -63,7 +63,10 @@ class Experiment:
         seconds: float | None,
         ray: str | None = None,
     ) -> None:
-        """policy: the folder of one for the paper's agent, if one is given. ray: the address of a cluster to work on."""
+        """policy: the folder of one for the paper's agent, if one is given. ray: the address of a cluster to work on.
+
+        seconds: until workers stop; 0 runs nothing and reads what is done.
+        """
         from mechrl.models import resolve_device
 
         cluster = None if ray is None else connect(ray)
@@ -73,6 +76,7 @@ class Experiment:
         self.model, self.out = model, out
         self.policy = None if policy is None else hub.local(policy, *hub.AGENT)
         self.until = None if seconds is None else time.monotonic() + seconds
+        self.reads_only = seconds == 0
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         given = None if self.policy is None else str(self.policy)
         context = {"model": model, "device": device, "policy": given, "command": self.command}
@@ -116,6 +120,10 @@ class Experiment:
         known = self.workspace.record(cell)
         if known is not None and known["status"] == "failed":
             raise MechRLError(known["reason"])
+        if known is None and self.reads_only:
+            what = "policy trained" if cell.kind == "train" else f"{cell.kind} done"
+            give = "give one by --policy, or " if cell.kind == "train" else ""
+            raise MechRLError(f"{self.out}: no {what} there with these options; {give}run without --report-only")
         if known is None:
             self.leave(False)
             raise AssertionError
