@@ -57,7 +57,7 @@ def compare_command(
     ] = 3000,
     policy: options.PolicyOfPaper = None,
     iterations: Annotated[
-        int, options.budget(min=1, max=MOST_STEPS, help="Of the policy's adaptation.")
+        int, options.budget(min=1, max=MOST_STEPS, help="Iterations of the policy's adaptation.")
     ] = 80,
     out: Annotated[Path, options.basic(help="Folder for the cells, the circuits and the tables.")] = Path(
         "runs/compare"
@@ -169,7 +169,10 @@ def reproduce_command(
     ] = None,
     seeds: options.Seeds = "0,1,2",
     costly_seeds: Annotated[
-        str, options.reproducible(help="Of adaptation, training from scratch, ACDC over the whole graph.")
+        str,
+        options.reproducible(
+            help="Seeds of the costly cells: adaptation, training from scratch, ACDC over the whole graph."
+        ),
     ] = "0",
     behaviours: Annotated[
         str | None,

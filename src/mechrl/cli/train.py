@@ -95,7 +95,10 @@ def adapt_command(
     iterations: Annotated[
         int | None,
         options.budget(
-            min=1, max=MOST_STEPS, help="Of training. [default: 80, from scratch 200]", show_default=False
+            min=1,
+            max=MOST_STEPS,
+            help="Iterations of training. [default: 80, from scratch 200]",
+            show_default=False,
         ),
     ] = None,
     from_scratch: Annotated[

@@ -123,7 +123,9 @@ class Experiment:
         if known is None and self.reads_only:
             what = "policy trained" if cell.kind == "train" else f"{cell.kind} done"
             give = "give one by --policy, or " if cell.kind == "train" else ""
-            raise MechRLError(f"{self.out}: no {what} there with these options; {give}run without --report-only")
+            raise MechRLError(
+                f"{self.out}: no {what} there with these options; {give}run without --report-only"
+            )
         if known is None:
             self.leave(False)
             raise AssertionError
