@@ -84,3 +84,17 @@ def test_only_smaller_circuits_are_due() -> None:
     fresh.judge(episode([50]))
     assert not fresh.due(episode([50])) and not fresh.due(episode([60])) and fresh.due(episode([49]))
     assert not fresh.due(episode([46]), SHRUNK) and fresh.due(episode([45]), SHRUNK)
+
+
+def test_the_gap_of_a_measured_circuit_is_the_measurement() -> None:
+    fresh, at = Fresh(TAU, lambda mask: 0.92), episode([50], 0.95)
+    fresh.judge(at)
+    before, at.gap = fresh.offset, 0.07  # what the network says at the next look
+    fresh.anchor(at)
+    assert at.gap == pytest.approx(0.03) and fresh.offset == pytest.approx(before - 0.04)
+    other = episode([49], 0.95, gap=0.07)
+    fresh.anchor(other)
+    assert other.gap == 0.07 and fresh.offset == pytest.approx(before - 0.04)
+    fresh.again, at.gap = True, 0.07  # a smaller circuit has fallen short
+    fresh.anchor(at)
+    assert at.gap == 0.07

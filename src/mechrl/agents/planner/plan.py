@@ -118,6 +118,7 @@ class Planner:
         if self.fresh:
             nothing = seen.alive[:0]
             episode.gap = float(self._effects(seen, [(nothing, nothing)]).gap[0])
+            self.fresh.anchor(episode)
         found = self._by_planning(episode, seen)
         if (found and not self._poor(episode, n, passes)) or self._judged(episode):
             return
