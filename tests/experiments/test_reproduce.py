@@ -337,7 +337,7 @@ def test_reproduce_quick(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "said"), [("gate", "no gate done"), ("train", "give one by --policy")])
 def test_a_report_alone_runs_nothing(kind: str, said: str, tmp_path: Path) -> None:
     with (
-        Experiment("toy", tmp_path, None, "cpu", 1, 0.0) as experiment,
+        Experiment("toy", tmp_path, None, "cpu", 1, None, reads_only=True) as experiment,
         pytest.raises(MechRLError, match=said),
     ):
         experiment.need(Cell(kind, {}))

@@ -223,7 +223,14 @@ def reproduce_command(
     if methods is not None:
         scope = replace(scope, methods=tuple(parse_list(methods, "methods", METHODS)))
     experiment = Experiment(
-        model, out, policy, device, jobs, 0.0 if report_only else seconds, None if report_only else ray
+        model,
+        out,
+        policy,
+        device,
+        jobs,
+        0.0 if report_only else seconds,
+        None if report_only else ray,
+        report_only,
     )
     with _json_if_out_of_time(as_json, report=None), experiment:
         gated = experiment.gate(",".join(scope.only) or "every")

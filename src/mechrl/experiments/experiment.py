@@ -62,10 +62,11 @@ class Experiment:
         jobs_: int,
         seconds: float | None,
         ray: str | None = None,
+        reads_only: bool = False,
     ) -> None:
         """policy: the folder of one for the paper's agent, if one is given. ray: the address of a cluster to work on.
 
-        seconds: until workers stop; 0 runs nothing and reads what is done.
+        reads_only: nothing is run; what is not done is an error.
         """
         from mechrl.models import resolve_device
 
@@ -76,7 +77,7 @@ class Experiment:
         self.model, self.out = model, out
         self.policy = None if policy is None else hub.local(policy, *hub.AGENT)
         self.until = None if seconds is None else time.monotonic() + seconds
-        self.reads_only = seconds == 0
+        self.reads_only = reads_only
         self.command = shlex.join(["mechrl", *sys.argv[1:]])
         given = None if self.policy is None else str(self.policy)
         context = {"model": model, "device": device, "policy": given, "command": self.command}
@@ -115,7 +116,7 @@ class Experiment:
 
     def need(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell without which nothing goes on."""
-        if not self.workspace.done(cell):
+        if not self.reads_only and not self.workspace.done(cell):
             self.run([cell])
         known = self.workspace.record(cell)
         if known is not None and known["status"] == "failed":
