@@ -58,6 +58,11 @@ def made() -> Iterator[tuple[Path, str]]:
         text = planner.tables(HERE / "planner")
         tables["planner"] = in_short(text)
         yield HERE / "planner/tables.md", text
+        import planner_prediction
+
+        text = planner_prediction.tables(HERE / "planner")
+        tables["prediction"] = text[text.index("| fitted to") :]
+        yield HERE / "planner/prediction.md", text
     with tempfile.TemporaryDirectory() as folder:
         for name in ("paper", "unseen"):
             tables[name] = printed("plane.py", name, "--out", folder)
