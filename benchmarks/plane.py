@@ -23,7 +23,7 @@ from rows import Row, done_cells, read
 
 from mechrl.behaviours import get_behaviour
 from mechrl.files import write_atomically
-from mechrl.report.figures import BLACK, COLOURS, MARKERS, draw
+from mechrl.report.figures import BLACK, COLOURS, MARKERS, draw, plain_log
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -37,6 +37,7 @@ METHODS = {
     "absolute": "Untrained planner",
     "planner": "Planner",
 }
+FEWEST = 5  # cells that make a panel
 TARGETS = {"discovery": "f ≥ 0.9 on 20 discovery pairs", "fresh": "f ≥ 0.9 on fresh pairs"}
 Cell = tuple[str, int]  # a behaviour and a draw of pairs
 Point = tuple[float, float, float]  # passes, edges, f on test pairs
@@ -84,10 +85,12 @@ def quartiles(values: Iterable[float]) -> list[float]:
 
 
 def numbers(found: Measured) -> dict[str, Any]:
-    """All that the figure shows."""
+    """All that the figure shows. Targets of fewer than `FEWEST` cells are left out."""
     data: dict[str, Any] = {}
     for target, methods in found.items():
         cells, without = common(methods)
+        if methods and len(cells) < FEWEST:
+            continue
         shown = {}
         for method in (m for m in METHODS if m in methods and m not in without and cells):
             points = [p for c in cells if (p := methods[method][c]) is not None]
@@ -102,8 +105,8 @@ def numbers(found: Measured) -> dict[str, Any]:
 
 
 def paint(canvas: Any, data: dict[str, Any]) -> None:
-    for i, (target, title) in enumerate(TARGETS.items()):
-        axes = canvas.add_subplot(1, 2, i + 1)
+    for i, target in enumerate(data):
+        axes = canvas.add_subplot(1, len(data), i + 1)
         for method, shown in data[target]["methods"].items():
             at = list(METHODS).index(method)
             colour, marker = (BLACK, "*") if method == "planner" else (COLOURS[at], MARKERS[at])
@@ -120,9 +123,9 @@ def paint(canvas: Any, data: dict[str, Any]) -> None:
                 x, y, **bars, fmt=marker, color=colour, capsize=2, markersize=8, label=METHODS[method]
             )
         axes.set(xscale="log", yscale="log", xlabel="passes", ylabel="edges" if not i else "")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:,.0f}")
-        axes.set_title(f"{title} ({len(data[target]['cells'])} cells)")
+        for which in ("x", "y"):
+            plain_log(axes, which)
+        axes.set_title(f"{TARGETS[target]} ({len(data[target]['cells'])} cells)")
     handles, labels = canvas.axes[0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=len(METHODS), frameon=False)
 
@@ -159,7 +162,16 @@ def main() -> None:
     text = json.dumps(data, indent=1) + "\n"
     alt = "Edges against passes, both axes logarithmic: one marker a method, with its quartiles."
     command = f"python benchmarks/plane.py {given.cells}"
-    figure = draw("plane", "Cost and minimality", "", alt, data, command, (9, 4.4), lambda c: paint(c, data))
+    figure = draw(
+        "plane",
+        "Cost and minimality",
+        "",
+        alt,
+        data,
+        command,
+        (4.5 * len(data), 4.4),
+        lambda c: paint(c, data),
+    )
     write_atomically(out, figure.svg)
     write_atomically(out.with_suffix(".json"), text.encode())
     print(table(data))

@@ -36,8 +36,9 @@ def test_a_changed_table_is_noticed(script, tmp_path: Path) -> None:
     assert make.differs(tmp_path / "missing.svg", "") and make.differs(tmp_path / "missing.md", "")
 
 
-def test_the_plane_shows_the_cells_that_all_methods_reached(script) -> None:
+def test_the_plane_shows_the_cells_that_all_methods_reached(script, monkeypatch: pytest.MonkeyPatch) -> None:
     plane = script("plane")
+    monkeypatch.setattr(plane, "FEWEST", 2)
     a, b, c, d = ("x", 0), ("x", 1), ("y", 0), ("y", 1)
     methods = {
         "greedy": {a: (10.0, 100.0, 0.9), b: (20.0, 300.0, 0.7), c: (1.0, 1.0, 1.0), d: None},
@@ -54,6 +55,8 @@ def test_the_plane_shows_the_cells_that_all_methods_reached(script) -> None:
         "| 20 discovery pairs | EAP-IG greedy | 200 | 15 | 0.800 | 3 of 4 |" in plane.table(data).splitlines()
     )
     assert plane.numbers({"discovery": {}})["discovery"]["methods"] == {}
+    monkeypatch.setattr(plane, "FEWEST", 3)
+    assert plane.numbers({"discovery": methods}) == {}
 
 
 def test_a_row_is_a_cell_of_an_unseen_family_judged_on_the_pairs_it_had_to_hold_on(script) -> None:
