@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from planner import UNSEEN
-from rows import Row, done_cells, read
+from rows import Row, done_cells, holds_on, read
 
 from mechrl.behaviours import get_behaviour
 from mechrl.files import write_atomically
@@ -50,7 +50,7 @@ def paper(folder: Path) -> Measured:
     found: Measured = {target: {} for target in TARGETS}
     for known in done_cells(folder):
         a, r = known["arguments"], known["result"]
-        target = {"test": "fresh"}.get(a["target"], a["target"])
+        target = holds_on(a)
         if target in TARGETS and a["method"] in METHODS and get_behaviour(a["behaviour"]).split != "train":
             point = (r["passes"], r["edges_pruned"], r["f_test"]) if r["reached"] else None
             found[target].setdefault(a["method"], {})[a["behaviour"], a["seed"]] = point

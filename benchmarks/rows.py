@@ -72,6 +72,11 @@ def done_cells(reproduced: Path) -> Iterator[Row]:
     yield from (known for known in cells if known["kind"] == "circuit" and known["status"] == "done")
 
 
+def holds_on(arguments: Row) -> str:
+    """The pairs that a reproduction's cell had to hold on. Its files call fresh pairs `test`."""
+    return "fresh" if arguments["target"] == "test" else arguments["target"]
+
+
 def judged(row: Row) -> float:
     """f on the pairs that decided: validation pairs if they did, else discovery pairs."""
     return row["f"] if row.get("f_validation") is None else row["f_validation"]

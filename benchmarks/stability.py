@@ -18,7 +18,7 @@ from typing import Any
 import archive
 import numpy as np
 from plane import METHODS, TARGETS, quartiles
-from rows import Row
+from rows import Row, holds_on
 
 from mechrl.validity.stability import chance_of
 
@@ -33,11 +33,7 @@ def found(folder: Path, target: str) -> Found:
         a, cell = row.cell["arguments"], row.cell
         if row.circuit is None or cell["kind"] != "circuit" or cell["status"] != "done":
             continue
-        if (
-            {"test": "fresh"}.get(a["target"], a["target"]) == target
-            and a["method"] in METHODS
-            and cell["result"]["reached"]
-        ):
+        if holds_on(a) == target and a["method"] in METHODS and cell["result"]["reached"]:
             kept = set(row.circuit["edges"])
             circuits[a["method"]][a["behaviour"]].append(cell["result"] | {"kept": kept})
     return {m: {b: rows for b, rows in of.items() if len(rows) > 1} for m, of in circuits.items()}

@@ -167,7 +167,7 @@ def validate(
 ) -> Validity:
     """Is a circuit real? A verdict, necessity, specificity, recovery, generalisation, as `mechrl validate` prints them.
 
-    random: circuits of each kind to hold it against.
+    random: circuits of each kind to compare it with.
     """
     from mechrl.notebook import progress
     from mechrl.validity.setting import Setting

@@ -231,7 +231,7 @@ def known_components(model: Model, behaviour: Behaviour) -> tuple[tuple[str, ...
 
 
 def recovery(graph: Graph, mask: np.ndarray, known: tuple[str, ...], random: np.ndarray) -> Recovery:
-    """`random` [n, E]: the circuits to hold it against."""
+    """`random` [n, E]: the circuits to compare it with."""
     mlps = any(name.startswith("m") for name in known)
     population = {name for name in graph.source_names[1:] if mlps or name.startswith("a")}
     if strange := set(known) - population:

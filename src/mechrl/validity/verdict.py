@@ -116,7 +116,7 @@ def judged(circuit: Circuit, setting: Setting, found: Validity, seed: int = 0) -
 
 def _necessary(found: Validity) -> Check:
     gone, others = found.necessity < HALF, found.necessity_others
-    nothing = "" if others else ", and there are too few other edges to hold it against"
+    nothing = "" if others else ", and there are too few other edges to compare it with"
     return Check(
         "necessary",
         gone and found.necessity_p <= LEVEL,

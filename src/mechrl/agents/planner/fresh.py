@@ -2,7 +2,8 @@
 
 The network predicts the gap between f on the discovery pairs and f on others, so the agent aims at τ + gap. Validation pairs correct
 that prediction where it decides: when plans run out, and while swaps, which overfit, make the circuit smaller. If a circuit falls short
-of τ on them, the episode is read back to its last circuit that holds. It goes on from there once, if that is much larger; else it ends.
+of τ on them, the episode reverts to its last circuit that holds. It continues from there once, if that circuit is much larger; otherwise
+it ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mechrl.agents.planner.episode import Episode
+from mechrl.search.fresh_pairs import step_back
 
 ROOM = 0.01  # of f on validation pairs above tau: with more left, the aim comes down and planning goes on
 SHRUNK = 0.9  # swaps are judged whenever the circuit has shrunk to this share
@@ -23,15 +25,13 @@ class Fresh:
     """The aim on fresh pairs, and what validation pairs have said."""
 
     tau: float
-    measure: (
-        Callable[[np.ndarray], float] | None
-    )  # f of a circuit on validation pairs; None: the network's word is all
+    # f of a circuit on validation pairs; None: the prediction is all there is
+    measure: Callable[[np.ndarray], float] | None
     offset: float = 0.0  # added to the predicted gap
     judged: int = 0  # edges of the circuit that was judged last
-    again: bool = False  # the episode has gone on after it was read back
-    best: tuple[np.ndarray, float] | None = (
-        None  # the smallest circuit that holds, else the most faithful; f on them
-    )
+    again: bool = False  # the episode has continued after it reverted
+    # the smallest circuit that holds, with its f; if none does at the end, the most faithful
+    best: tuple[np.ndarray, float] | None = None
 
     def due(self, episode: Episode, shrunk: float = 1.0) -> bool:
         """Whether there is something new to judge: a circuit of at most `shrunk` times the edges of the last."""
@@ -49,32 +49,31 @@ class Fresh:
             episode.gap = measured
 
     def judge(self, episode: Episode) -> bool:
-        """Measures the circuit on validation pairs and corrects the aim. Whether there is room to plan on; if f < τ, reads back."""
-        f = self._ask(episode.mask)
+        """Measures the circuit on validation pairs and corrects the aim; reverts if f < τ. Whether there is room to plan on."""
+        assert self.measure is not None
+        f = self.measure(episode.mask)
         self.offset += episode.f - f - episode.gap
         episode.gap = episode.f - f
         self.judged = episode.size
-        return f >= self.tau + ROOM if f >= self.tau else self._read_back(episode)
+        if f < self.tau:
+            return self._revert(episode, f)
+        self.best = episode.mask, f
+        return f >= self.tau + ROOM
 
-    def _ask(self, mask: np.ndarray) -> float:
-        assert self.measure is not None
-        f = self.measure(mask)
-        if self.best is None or (f >= self.tau or f > self.best[1]):
-            self.best = mask, f
-        return f
-
-    def _read_back(self, episode: Episode) -> bool:
-        """Finds the last circuit on the path that holds, by bisection as if f fell all along. Whether the episode goes on from it."""
-        assert self.best is not None
-        known = self.best[0].sum() if self.best[1] >= self.tau else np.inf
+    def _revert(self, episode: Episode, f: float) -> bool:
+        """Finds the last circuit on the path that holds. Whether the episode continues from it."""
+        measure = self.measure
+        assert measure is not None
+        known = np.inf if self.best is None else self.best[0].sum()
         path = [mask for mask in episode.path if mask.sum() < known]
-        low, high = -1, len(path)  # holds at low, falls short at high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._ask(path[middle]) >= self.tau:
-                low = middle
-            else:
-                high = middle
+        steps, found = step_back(
+            np.array([len(path)]),
+            np.array([f]),
+            self.tau,
+            lambda _, steps: np.array([measure(path[step]) for step in steps]),
+        )
+        if self.best is None or found[0] >= self.tau:
+            self.best = [*path, episode.mask][steps[0]], float(found[0])
         mask, f = self.best
         if f < self.tau:
             episode.end(f"{mask.sum()} edges; no circuit on the way holds on validation pairs")
